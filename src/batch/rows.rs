@@ -1,0 +1,244 @@
+//! The unit that crosses every boundary: messages as columns, with one byte arena beside them.
+//!
+//! Invariants
+//! - All message columns have one length; all reference columns have one length; every span lies in the arena.
+//! - A *unit of work* is a contiguous range of rows (`unit_end`); it commits whole or not at all.
+//! - A *reference* is one (message, destination); a message without one is stored and never published.
+//! - Rows of one stream stand in the order in which they are to be published.
+//! - `stream_seq` and `version` are 0 until the shard (or the claim) numbers the rows.
+//!
+//! Cost: `push` into warm columns allocates nothing.
+
+use uuid::Uuid;
+
+use super::names::DestinationId;
+use crate::envelope::Trace;
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: u32,
+    /// Number of bytes.
+    pub len: u32,
+}
+
+/// The row is an event of a stream: it gets a version and stands in `wh_event_store`.
+pub const ROW_EVENT: u8 = 1;
+/// The row has no stream: its lane is its own message id, its number 1.
+pub const ROW_STREAMLESS: u8 = 2;
+
+/// One message as the caller gives it.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRow<'a> {
+    /// Message id.
+    pub message_id: Uuid,
+    /// Stream id, or `None` for a message without order.
+    pub stream_id: Option<Uuid>,
+    /// The partition of the stream id (of the message id where there is none).
+    pub partition: u32,
+    /// Whether it is an event. An event without stream is stored as another message is.
+    pub is_event: bool,
+    /// Stable type name.
+    pub type_name: &'a str,
+    /// Content type; empty for `application/json`.
+    pub content_type: &'a str,
+    /// Correlation id; nil for none.
+    pub correlation_id: Uuid,
+    /// Causation id; nil for none.
+    pub causation_id: Uuid,
+    /// Trace context.
+    pub trace: Trace,
+    /// Metadata bytes; empty for none.
+    pub metadata: &'a [u8],
+    /// Payload bytes.
+    pub payload: &'a [u8],
+    /// When it is due, in microseconds since 1970; 0 for now.
+    pub due_unix_us: i64,
+}
+
+/// Messages as columns.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// Message ids.
+    pub message_id: Vec<Uuid>,
+    /// The stream id, or the message's own id where it has none.
+    pub lane_id: Vec<Uuid>,
+    /// Partitions.
+    pub partition: Vec<u32>,
+    /// `ROW_EVENT`, `ROW_STREAMLESS`.
+    pub flags: Vec<u8>,
+    /// Numbers in the stream, from 1; 0 until numbered.
+    pub stream_seq: Vec<i64>,
+    /// Versions, from 1; 0 for what is not an event of a stream.
+    pub version: Vec<i64>,
+    /// Correlation ids; nil for none.
+    pub correlation_id: Vec<Uuid>,
+    /// Causation ids; nil for none.
+    pub causation_id: Vec<Uuid>,
+    /// Trace contexts.
+    pub trace: Vec<Trace>,
+    /// Type names in the arena.
+    pub type_name: Vec<Span>,
+    /// Content types in the arena; empty for `application/json`.
+    pub content_type: Vec<Span>,
+    /// Metadata in the arena.
+    pub metadata: Vec<Span>,
+    /// Payloads in the arena.
+    pub payload: Vec<Span>,
+    /// Due times in microseconds since 1970; 0 for now.
+    pub due_unix_us: Vec<i64>,
+    /// The row of each reference, ascending.
+    pub reference_row: Vec<u32>,
+    /// The destination of each reference.
+    pub reference_destination: Vec<DestinationId>,
+    /// One past the last row of each unit of work, ascending.
+    pub unit_end: Vec<u32>,
+    /// The bytes.
+    pub arena: Vec<u8>,
+}
+
+impl Rows {
+    /// Columns with room for so many rows and bytes.
+    #[must_use]
+    pub fn with_capacity(rows: usize, bytes: usize) -> Self {
+        let mut this = Self::default();
+        this.reserve(rows, bytes);
+        this
+    }
+
+    /// Makes room for so many further rows and bytes.
+    pub fn reserve(&mut self, rows: usize, bytes: usize) {
+        self.message_id.reserve(rows);
+        self.lane_id.reserve(rows);
+        self.partition.reserve(rows);
+        self.flags.reserve(rows);
+        self.stream_seq.reserve(rows);
+        self.version.reserve(rows);
+        self.correlation_id.reserve(rows);
+        self.causation_id.reserve(rows);
+        self.trace.reserve(rows);
+        self.type_name.reserve(rows);
+        self.content_type.reserve(rows);
+        self.metadata.reserve(rows);
+        self.payload.reserve(rows);
+        self.due_unix_us.reserve(rows);
+        self.reference_row.reserve(rows);
+        self.reference_destination.reserve(rows);
+        self.unit_end.reserve(rows);
+        self.arena.reserve(bytes);
+    }
+
+    /// Number of messages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.message_id.len()
+    }
+
+    /// Whether there is no message.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.message_id.is_empty()
+    }
+
+    /// Number of references.
+    #[must_use]
+    pub fn reference_count(&self) -> usize {
+        self.reference_row.len()
+    }
+
+    /// Appends a message with its destinations; answers its row. The unit of work stays open until
+    /// [`Rows::end_unit`].
+    ///
+    /// # Panics
+    /// If the arena would pass 4 GiB: callers are bounded far below.
+    pub fn push(&mut self, row: &NewRow<'_>, destinations: &[DestinationId]) -> usize {
+        let index = self.message_id.len();
+        let streamless = row.stream_id.is_none();
+        self.message_id.push(row.message_id);
+        self.lane_id.push(row.stream_id.unwrap_or(row.message_id));
+        self.partition.push(row.partition);
+        let event = if row.is_event && !streamless { ROW_EVENT } else { 0 };
+        self.flags.push(event | if streamless { ROW_STREAMLESS } else { 0 });
+        self.stream_seq.push(0);
+        self.version.push(0);
+        self.correlation_id.push(row.correlation_id);
+        self.causation_id.push(row.causation_id);
+        self.trace.push(row.trace);
+        let type_name = self.append(row.type_name.as_bytes());
+        self.type_name.push(type_name);
+        let content_type = self.append(row.content_type.as_bytes());
+        self.content_type.push(content_type);
+        let metadata = self.append(row.metadata);
+        self.metadata.push(metadata);
+        let payload = self.append(row.payload);
+        self.payload.push(payload);
+        self.due_unix_us.push(row.due_unix_us);
+        for destination in destinations {
+            self.reference_row.push(index as u32);
+            self.reference_destination.push(*destination);
+        }
+        index
+    }
+
+    /// Closes the unit of work that is open, if it has rows.
+    pub fn end_unit(&mut self) {
+        let end = self.len() as u32;
+        if self.unit_end.last().copied().unwrap_or(0) < end {
+            self.unit_end.push(end);
+        }
+    }
+
+    /// The bytes of a span.
+    #[must_use]
+    pub fn bytes(&self, span: Span) -> &[u8] {
+        &self.arena[span.start as usize..(span.start + span.len) as usize]
+    }
+
+    /// The text of a span that was appended as text.
+    #[must_use]
+    pub fn text(&self, span: Span) -> &str {
+        std::str::from_utf8(self.bytes(span)).unwrap_or("\u{fffd}")
+    }
+
+    /// Whether the row is an event of a stream.
+    #[must_use]
+    pub fn is_event(&self, row: usize) -> bool {
+        self.flags[row] & ROW_EVENT != 0
+    }
+
+    /// The row's stream id, if it has one.
+    #[must_use]
+    pub fn stream_id(&self, row: usize) -> Option<Uuid> {
+        (self.flags[row] & ROW_STREAMLESS == 0).then(|| self.lane_id[row])
+    }
+
+    /// Empties the columns and keeps their memory.
+    pub fn clear(&mut self) {
+        self.message_id.clear();
+        self.lane_id.clear();
+        self.partition.clear();
+        self.flags.clear();
+        self.stream_seq.clear();
+        self.version.clear();
+        self.correlation_id.clear();
+        self.causation_id.clear();
+        self.trace.clear();
+        self.type_name.clear();
+        self.content_type.clear();
+        self.metadata.clear();
+        self.payload.clear();
+        self.due_unix_us.clear();
+        self.reference_row.clear();
+        self.reference_destination.clear();
+        self.unit_end.clear();
+        self.arena.clear();
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Span {
+        let start = self.arena.len();
+        assert!(start + bytes.len() <= u32::MAX as usize, "a batch's arena holds at most 4 GiB");
+        self.arena.extend_from_slice(bytes);
+        Span { start: start as u32, len: bytes.len() as u32 }
+    }
+}

@@ -1,0 +1,145 @@
+//! Errors for the person who has to act on them, and the reasons a message can fail for.
+//!
+//! Invariant: an error says which key, message or value is meant, what is allowed, and what to do.
+//! Passwords and payloads never appear in one.
+
+use uuid::Uuid;
+
+/// Result of most calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the embedding program can get back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A stream id was the nil UUID.
+    #[error("the nil UUID is not a stream id: leave the stream out for a message without order, or give its real id")]
+    InvalidStreamId,
+    /// A config key is unknown or its value is out of bounds. Nothing was started.
+    #[error("{0}")]
+    Config(String),
+    /// The shard's ring is full: back off and try again. Nothing was stored.
+    #[error("shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored")]
+    Overloaded {
+        /// The shard.
+        shard: usize,
+        /// Its bound.
+        rows_max: usize,
+    },
+    /// One message breaks a limit. Nothing of its unit of work was stored.
+    #[error("message {message_id}: {what} is {value}, allowed is {allowed}")]
+    MessageLimit {
+        /// The message.
+        message_id: Uuid,
+        /// Which of its parts.
+        what: &'static str,
+        /// What it has.
+        value: String,
+        /// What it may have.
+        allowed: String,
+    },
+    /// A payload that was declared JSON is not.
+    #[error("message {message_id}: the payload is not valid JSON at byte {offset}: {text}")]
+    InvalidJson {
+        /// The message.
+        message_id: Uuid,
+        /// Byte offset of the first error.
+        offset: usize,
+        /// The parser's words.
+        text: String,
+    },
+    /// An event was given a due time: events are facts, only other messages can be scheduled.
+    #[error("message {message_id}: an event cannot be scheduled; schedule a command that appends it")]
+    ScheduledEvent {
+        /// The message.
+        message_id: Uuid,
+    },
+    /// The engine is shutting down or has ended. Nothing was stored.
+    #[error("the engine has been shut down: nothing was stored")]
+    ShutDown,
+    /// The database could not be reached or refused. Nothing was stored, or the text says so.
+    #[error("database: {0}")]
+    Store(#[from] crate::seam::store::StoreError),
+    /// The installed schema does not fit this library.
+    #[error("{0}")]
+    Schema(String),
+    /// A connection of the caller's own failed while enlisting.
+    #[error("enlist: {0}")]
+    Enlist(#[source] tokio_postgres::Error),
+}
+
+/// Why a message failed: the reference's numbers (`MessageFailureReason`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i16)]
+pub enum FailureReason {
+    /// No reason.
+    None = 0,
+    /// The transport was not ready.
+    TransportNotReady = 1,
+    /// The transport refused.
+    TransportException = 2,
+    /// The payload could not be serialized or parsed.
+    SerializationError = 3,
+    /// The message is not valid.
+    ValidationError = 4,
+    /// It was tried as often as allowed.
+    MaxAttemptsExceeded = 5,
+    /// The lease ended.
+    LeaseExpired = 6,
+    /// The event could not be stored.
+    EventStorageFailure = 7,
+    /// The transport asked to slow down.
+    Throttled = 8,
+    /// The message is larger than the transport takes.
+    MessageBodyTooLarge = 12,
+    /// Anything else.
+    Unknown = 99,
+}
+
+impl FailureReason {
+    /// The reason with this number; `Unknown` for one that is not known.
+    #[must_use]
+    pub fn from_number(number: i16) -> Self {
+        match number {
+            0 => Self::None,
+            1 => Self::TransportNotReady,
+            2 => Self::TransportException,
+            3 => Self::SerializationError,
+            4 => Self::ValidationError,
+            5 => Self::MaxAttemptsExceeded,
+            6 => Self::LeaseExpired,
+            7 => Self::EventStorageFailure,
+            8 => Self::Throttled,
+            12 => Self::MessageBodyTooLarge,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// Cuts an error text to [`crate::limits::ERROR_TEXT_BYTES_MAX`] on a character border, replaces NUL,
+/// and says when it was cut.
+#[must_use]
+pub fn bounded_error_text(text: &str) -> (String, bool) {
+    const MARK: &str = " …[cut]";
+    let max = crate::limits::ERROR_TEXT_BYTES_MAX;
+    let cut = text.len() > max;
+    let mut end = if cut { max - MARK.len() } else { text.len() };
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut kept = text[..end].replace('\0', "\u{fffd}");
+    if kept.len() > max {
+        // Each NUL grew by two bytes.
+        let mut end = max - MARK.len();
+        while !kept.is_char_boundary(end) {
+            end -= 1;
+        }
+        kept.truncate(end);
+        kept.push_str(MARK);
+        return (kept, true);
+    }
+    if cut {
+        kept.push_str(MARK);
+    }
+    (kept, cut)
+}

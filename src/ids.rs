@@ -1,0 +1,70 @@
+//! Identifiers: what names a message, a stream, a partition, an incarnation.
+//!
+//! Invariants
+//! - A nil stream id never becomes a [`StreamId`]: it is a typed error at the door.
+//! - A partition number is always below the installed count; it is made by [`crate::partition::partition_of`] only.
+
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+
+/// The id of one message: a UUID, version 7 when Corelane makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MessageId(pub Uuid);
+
+impl MessageId {
+    /// A new time-ordered id.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+impl Default for MessageId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The id of a stream: the messages that bear it are published one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(Uuid);
+
+impl StreamId {
+    /// Checks an id given by the caller.
+    ///
+    /// # Errors
+    /// [`Error::InvalidStreamId`] for the nil UUID, which other systems use for "none".
+    pub fn new(id: Uuid) -> Result<Self> {
+        if id.is_nil() {
+            return Err(Error::InvalidStreamId);
+        }
+        Ok(Self(id))
+    }
+
+    /// The UUID itself.
+    #[must_use]
+    pub fn get(self) -> Uuid {
+        self.0
+    }
+}
+
+impl TryFrom<Uuid> for StreamId {
+    type Error = Error;
+    fn try_from(id: Uuid) -> Result<Self> {
+        Self::new(id)
+    }
+}
+
+/// One life of one process in the cluster. `number` keys its advisory locks, `id` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Incarnation {
+    /// Serial number given by the database; never used twice in one schema.
+    pub number: i32,
+    /// Random id made by the process.
+    pub id: Uuid,
+}
+
+/// One life of the server between crashes: the value of the row in `wh_epoch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Epoch(pub Uuid);

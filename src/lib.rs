@@ -1,0 +1,23 @@
+//! Corelane: a sharded message engine that a service embeds.
+
+pub mod batch;
+pub mod config;
+pub mod engine;
+pub mod envelope;
+pub mod error;
+pub mod ids;
+pub mod limits;
+pub mod message;
+pub mod metrics;
+pub mod partition;
+pub mod plan;
+#[cfg(feature = "private-postgres")]
+pub mod private_postgres;
+pub mod runtime;
+pub mod seam;
+pub mod shard;
+pub mod store;
+pub mod time;
+pub mod transport;
+
+pub use error::{Error, Result};

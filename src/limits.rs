@@ -1,0 +1,34 @@
+//! Hard limits, each with its reason. Config may lower them, nothing raises them.
+
+/// References in one row of `wh_log`: the row stays in one 8 KiB page without TOAST
+/// (40 bytes a reference and about 300 for the rest).
+pub const LOG_REFERENCES_MAX: usize = 180;
+
+/// Messages in one store call: positions of one call are `first + index`, drawn from a sequence
+/// that steps by this number.
+pub const STORE_ROWS_MAX: usize = 4096;
+
+/// Streams locked one by one in one transaction. Beyond it the lock table of the whole server is at
+/// risk (53200 at about 9,250 locks with stock settings); partitions are locked instead.
+pub const STREAM_LOCKS_MAX: usize = 256;
+
+/// Bytes of a stored error text.
+pub const ERROR_TEXT_BYTES_MAX: usize = 8 * 1024;
+
+/// Bytes of a message type name, a destination name, a content type.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Bytes of one payload (the transport may declare less). Postgres' own limit is 1 GiB a value.
+pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Bytes of one message's metadata.
+pub const METADATA_BYTES_MAX: usize = 64 * 1024;
+
+/// Destinations one process may use.
+pub const DESTINATIONS_MAX: usize = 4096;
+
+/// Destinations of one message.
+pub const DESTINATIONS_OF_MESSAGE_MAX: usize = 64;
+
+/// The largest partition count that can be installed.
+pub const PARTITIONS_MAX: u32 = 65_536;

@@ -1,0 +1,11 @@
+//! Decisions: synchronous, without I/O, without a clock of their own, and without failure.
+//! Time comes in as an argument; the loops in `shard` do what is decided here.
+
+pub mod cadence;
+pub mod gate;
+pub mod lanes;
+pub mod lease;
+pub mod ledger;
+pub mod numbers;
+pub mod retry;
+pub mod snapshot;

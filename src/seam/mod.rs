@@ -1,0 +1,5 @@
+//! The seams: traits with two implementations each, and their plain types.
+
+pub mod runtime;
+pub mod store;
+pub mod transport;

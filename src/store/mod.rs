@@ -1,0 +1,8 @@
+//! The Postgres seam's implementations.
+
+pub mod columns;
+pub mod connect;
+pub mod install;
+#[cfg(feature = "simulation")]
+pub mod model;
+pub mod postgres;

@@ -1,0 +1,3 @@
+//! The broker seam's implementations.
+
+pub mod memory;
