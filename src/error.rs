@@ -19,7 +19,9 @@ pub enum Error {
     #[error("{0}")]
     Config(String),
     /// The shard's ring is full: back off and try again. Nothing was stored.
-    #[error("shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored")]
+    #[error(
+        "shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored"
+    )]
     Overloaded {
         /// The shard.
         shard: usize,

@@ -117,7 +117,11 @@ mod tests {
             for b in &sets {
                 for xid in 0..14 {
                     assert_eq!(a.union(b).contains(xid), a.contains(xid) || b.contains(xid), "{a} ∪ {b} at {xid}");
-                    assert_eq!(a.intersection(b).contains(xid), a.contains(xid) && b.contains(xid), "{a} ∩ {b} at {xid}");
+                    assert_eq!(
+                        a.intersection(b).contains(xid),
+                        a.contains(xid) && b.contains(xid),
+                        "{a} ∩ {b} at {xid}"
+                    );
                 }
             }
         }

@@ -233,7 +233,11 @@ impl SettleRequest {
     /// Whether there is nothing but perhaps a cursor: such a transaction may commit asynchronously.
     #[must_use]
     pub fn only_cursor(&self) -> bool {
-        self.park.is_empty() && self.spill.is_empty() && self.dead.is_empty() && self.unpark.is_empty() && self.drained.is_empty()
+        self.park.is_empty()
+            && self.spill.is_empty()
+            && self.dead.is_empty()
+            && self.unpark.is_empty()
+            && self.drained.is_empty()
     }
 }
 
@@ -335,7 +339,8 @@ pub struct LoadReply {
 /// The shards' side of the database.
 pub trait Store: 'static {
     /// Stores a flush: one transaction, one commit.
-    fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> impl Future<Output = Result<StoreReply, StoreError>>;
+    fn store_outbox_messages(&self, request: &StoreRequest<'_>)
+    -> impl Future<Output = Result<StoreReply, StoreError>>;
 
     /// Whether the flush committed, asked under the locks it held (blocking, so that a transaction still
     /// committing is waited for). `since` is a transaction id no newer than the flush's.
@@ -347,7 +352,11 @@ pub trait Store: 'static {
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
 
     /// Writes outcomes: one transaction, fenced by the incarnation's lock.
-    fn settle(&self, incarnation: Incarnation, request: &SettleRequest) -> impl Future<Output = Result<SettleReply, StoreError>>;
+    fn settle(
+        &self,
+        incarnation: Incarnation,
+        request: &SettleRequest,
+    ) -> impl Future<Output = Result<SettleReply, StoreError>>;
 
     /// Fetches committed, unpublished messages of held partitions.
     fn claim_work(&self, request: &ClaimRequest<'_>) -> impl Future<Output = Result<ClaimReply, StoreError>>;
@@ -371,7 +380,12 @@ pub trait Store: 'static {
     ) -> impl Future<Output = Result<usize, StoreError>>;
 
     /// Reads, in a transaction of its own begun after the take-over committed, where to start.
-    fn load(&self, incarnation: Incarnation, shard: u16, partitions: &[u32]) -> impl Future<Output = Result<LoadReply, StoreError>>;
+    fn load(
+        &self,
+        incarnation: Incarnation,
+        shard: u16,
+        partitions: &[u32],
+    ) -> impl Future<Output = Result<LoadReply, StoreError>>;
 }
 
 /// A partition taken, with its fence.
@@ -416,11 +430,17 @@ pub struct Member {
 pub trait Coordination: 'static {
     /// Registers a new incarnation with a lease of `lease_ms` and holds its session lock for as long as the
     /// connection lives. Answers it with the installed partition count.
-    fn register_instance(&self, id: Uuid, service_name: &str, instance_name: &str, lease_ms: u64)
-    -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
+    fn register_instance(
+        &self,
+        id: Uuid,
+        service_name: &str,
+        instance_name: &str,
+        lease_ms: u64,
+    ) -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
 
     /// Counter + 1 and a new lease end, only while alive and unexpired.
-    fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64) -> impl Future<Output = Result<Renewed, StoreError>>;
+    fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64)
+    -> impl Future<Output = Result<Renewed, StoreError>>;
 
     /// Other incarnations that own partitions.
     fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Vec<Member>, StoreError>>;
