@@ -1,5 +1,6 @@
 //! The seams: traits with two implementations each, and their plain types.
 
+pub mod publisher;
 pub mod runtime;
 pub mod store;
 pub mod transport;
