@@ -6,6 +6,7 @@ pub mod gate;
 pub mod lanes;
 pub mod lease;
 pub mod ledger;
+pub mod mutants;
 pub mod numbers;
 pub mod retry;
 pub mod snapshot;

@@ -1,1 +1,102 @@
-//! (to come)
+//! What a shard remembers of its streams: the last numbers given, and how far the lanes have been fed.
+//!
+//! Invariants
+//! - `last_seq`/`last_version` are the database's as of the shard's last flush of the stream, if `known`.
+//!   They are forgotten (`known = false`) whenever somebody else may have stored: a foreign log row, a
+//!   lost fence, another epoch, a number that was taken.
+//! - `fed_seq`: every message of the stream up to this number has been admitted to its lanes, parked or
+//!   resolved, as far as this owner knows. Admission from memory needs `fed_seq + 1 == k`.
+//! - `waiting` counts own rows that stand in memory and wait for the claim; an entry with any is kept.
+//!
+//! Cost: one hash look-up a row; nothing is allocated below `streams_max` entries.
+
+use hashbrown::HashMap;
+use uuid::Uuid;
+
+/// One remembered stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamEntry {
+    /// Last number given.
+    pub last_seq: i64,
+    /// Last version given.
+    pub last_version: i64,
+    /// Fed to the lanes up to here; `UNFED` if unknown.
+    pub fed_seq: i64,
+    /// Own rows waiting for the claim.
+    pub waiting: u32,
+    /// Whether `last_seq` and `last_version` may be used.
+    pub known: bool,
+    /// The flush that is being made up, and the stream's index in it.
+    mark: u64,
+    index: u32,
+}
+
+/// Nothing is known about what the lanes have been fed.
+pub const UNFED: i64 = -1;
+
+/// The remembered streams.
+#[derive(Debug)]
+pub struct Numbers {
+    entries: HashMap<Uuid, StreamEntry>,
+    streams_max: usize,
+    mark: u64,
+}
+
+impl Numbers {
+    /// Room for so many streams.
+    #[must_use]
+    pub fn with_capacity(streams_max: usize) -> Self {
+        Self { entries: HashMap::with_capacity(streams_max.min(1 << 16)), streams_max, mark: 0 }
+    }
+
+    /// Begins to make up a flush: indexes given before are void. Sheds memory when over the bound.
+    pub fn begin_flush(&mut self) {
+        self.mark += 1;
+        if self.entries.len() > self.streams_max {
+            // Rare and whole: what is shed costs one look-up when the stream comes again.
+            self.entries.retain(|_, entry| entry.waiting > 0);
+        }
+    }
+
+    /// The stream's index in the flush being made up; `next` if it is new to it (then the second value is
+    /// true).
+    pub fn index_in_flush(&mut self, stream: Uuid, next: u32) -> (u32, bool, StreamEntry) {
+        let mark = self.mark;
+        let entry = self.entries.entry(stream).or_insert(StreamEntry { fed_seq: UNFED, ..StreamEntry::default() });
+        if entry.mark == mark {
+            return (entry.index, false, *entry);
+        }
+        entry.mark = mark;
+        entry.index = next;
+        (next, true, *entry)
+    }
+
+    /// The stream's entry, made if missing.
+    pub fn entry(&mut self, stream: Uuid) -> &mut StreamEntry {
+        self.entries.entry(stream).or_insert(StreamEntry { fed_seq: UNFED, ..StreamEntry::default() })
+    }
+
+    /// Forgets the stream's last numbers, not how far it was fed.
+    pub fn forget_numbers(&mut self, stream: Uuid) {
+        if let Some(entry) = self.entries.get_mut(&stream) {
+            entry.known = false;
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Number of remembered streams.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
