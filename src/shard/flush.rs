@@ -26,7 +26,7 @@ use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest, Stored};
+use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest};
 use crate::time::Tick;
 
 /// First and longest wait before what was locked elsewhere is tried again.

@@ -145,19 +145,19 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             return Ok(Step::Alive);
         }
         let members = self.coordination.members(incarnation).await?;
-        let mut freed = *ownership < 0;
-        for member in &members {
+        let mut freed = members.free_partitions > 0 || *ownership < 0;
+        for member in &members.others {
             freed |= self.coordination.mark_dead(*member, true).await?;
         }
         let mut late: Vec<Member> = Vec::new();
-        watch.look(&members, self.times.ttl_ms(), self.runtime.now(), |member| late.push(member));
+        watch.look(&members.others, self.times.ttl_ms(), self.runtime.now(), |member| late.push(member));
         for member in late {
             if self.coordination.mark_dead(member, false).await? {
                 tracing::warn!(incarnation = member.incarnation.number, "declared dead: its lease is over");
                 freed = true;
             }
         }
-        if freed || members.is_empty() && *ownership < 0 {
+        if freed {
             match self.coordination.take_partitions(incarnation).await? {
                 None => return Ok(Step::Dead),
                 Some(taken) => {
