@@ -84,7 +84,8 @@ fn arrows_between_layers_point_down() {
         let text = fs::read_to_string(&path).expect("source");
         for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
             for (at, _) in line.match_indices("crate::") {
-                let name: String = line[at + 7..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+                let name: String =
+                    line[at + 7..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
                 let Some(to_layer) = layer(&name) else { continue };
                 let sibling = to_layer == 3 && from_layer == 3 && name != from;
                 let allowed = EXCEPTIONS.iter().any(|(of, to, _)| *of == from && *to == name);
@@ -141,7 +142,8 @@ fn glommio_is_named_in_the_runtime_only() {
     for path in files("src", ".rs") {
         let text = fs::read_to_string(&path).expect("source");
         let names = text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| {
-            line.match_indices("glommio::").any(|(at, _)| !line[..at].ends_with("runtime::") && !line[..at].ends_with("super::"))
+            line.match_indices("glommio::")
+                .any(|(at, _)| !line[..at].ends_with("runtime::") && !line[..at].ends_with("super::"))
         });
         assert!(!names || shown(&path).starts_with("src/runtime/"), "{} names glommio", shown(&path));
     }
@@ -150,7 +152,8 @@ fn glommio_is_named_in_the_runtime_only() {
 #[test]
 fn every_dependency_has_its_reason() {
     let text = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
-    let section = text.split("[workspace.dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("section");
+    let section =
+        text.split("[workspace.dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("section");
     for line in section.lines().filter(|line| line.contains(" = ")) {
         assert!(line.contains("} # ") || line.contains("\" # ") || line.contains("\"  "), "no reason: {line}");
         assert!(line.split_once('#').is_some_and(|(_, reason)| reason.trim().len() > 10), "no reason: {line}");
@@ -160,8 +163,24 @@ fn every_dependency_has_its_reason() {
 #[test]
 fn the_top_level_holds_what_was_agreed() {
     let agreed: BTreeSet<&str> = [
-        ".ci", ".git", ".gitignore", "ARCHITECTURE.md", "CONTRIBUTING.md", "Cargo.lock", "Cargo.toml", "LICENSE-APACHE",
-        "LICENSE-MIT", "README.md", "benches", "examples", "loadgen", "rustfmt.toml", "sql", "src", "target", "tests",
+        ".ci",
+        ".git",
+        ".gitignore",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "README.md",
+        "benches",
+        "examples",
+        "loadgen",
+        "rustfmt.toml",
+        "sql",
+        "src",
+        "target",
+        "tests",
         "clippy.toml",
     ]
     .into();
@@ -174,12 +193,20 @@ fn the_top_level_holds_what_was_agreed() {
 #[test]
 fn no_file_names_a_place_of_one_machine_or_a_registry() {
     // Written apart, so that this file does not find itself.
-    let words = [concat!("/wor", "k/"), concat!("crates", ".io"), concat!("pypi", ".org"), concat!("npmjs", ".org"), concat!("deb.debian", ".org")];
+    let words = [
+        concat!("/wor", "k/"),
+        concat!("crates", ".io"),
+        concat!("pypi", ".org"),
+        concat!("npmjs", ".org"),
+        concat!("deb.debian", ".org"),
+    ];
     let mut wrong = Vec::new();
     for under in ["src", "sql", "tests", "benches", "loadgen", "examples", ".ci"] {
         for path in files(under, "") {
             let Ok(text) = fs::read_to_string(&path) else { continue };
-            wrong.extend(words.iter().filter(|word| text.contains(**word)).map(|word| format!("{}: {word}", shown(&path))));
+            wrong.extend(
+                words.iter().filter(|word| text.contains(**word)).map(|word| format!("{}: {word}", shown(&path))),
+            );
         }
     }
     for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Cargo.toml"] {
@@ -192,16 +219,20 @@ fn no_file_names_a_place_of_one_machine_or_a_registry() {
 #[test]
 fn each_invariant_of_the_architecture_names_a_test_that_exists() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
-    let section = text.split("## Invariants").nth(1).expect("the section Invariants").split("\n## ").next().expect("section");
+    let section =
+        text.split("## Invariants").nth(1).expect("the section Invariants").split("\n## ").next().expect("section");
     let sources: String = ["src", "tests"]
         .iter()
         .flat_map(|under| files(under, ".rs"))
         .map(|path| fs::read_to_string(path).expect("source"))
         .collect();
     let mut count = 0;
-    for line in section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #") && !line.starts_with("| -")) {
+    for line in
+        section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #") && !line.starts_with("| -"))
+    {
         let tests: Vec<&str> = line.split('`').skip(1).step_by(2).filter(|name| name.contains('_')).collect();
-        let known = tests.iter().any(|test| sources.contains(&format!("fn {}(", test.rsplit("::").next().expect("name"))));
+        let known =
+            tests.iter().any(|test| sources.contains(&format!("fn {}(", test.rsplit("::").next().expect("name"))));
         assert!(known, "no test of this invariant exists: {line}");
         count += 1;
     }
