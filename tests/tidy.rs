@@ -1,5 +1,7 @@
 //! The shape of the repository, held by tests: layers, file headers, sizes, names, reasons.
 
+#![allow(clippy::expect_used)] // A test says by it what it stands on.
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
