@@ -43,8 +43,14 @@ as $$
 #variable_conflict use_column
 declare
     v_partition_class constant int4 := @schema@.wh_lock_class(1);
+    v_contested int4[];
     v_refused int4[];
     v_segment int2;
+    v_owned bool;
+    v_foreign bool;
+    v_floor int8 := 0;
+    v_xid int8;
+    v_position int8;
     v_delta_seq int8[];
     v_delta_version int8[];
     v_log_rows constant int4 := cardinality(p_log_end);
@@ -57,22 +63,16 @@ begin
     where not pg_try_advisory_xact_lock(v_partition_class, p);
     if v_refused is not null then
         -- Somebody works in these partitions: find out on which of our streams. Rows without a stream meet nobody.
+        v_contested := v_refused;
         select array_agg(p) into v_refused
-        from unnest(v_refused) p
+        from unnest(v_contested) p
         where not pg_try_advisory_xact_lock_shared(v_partition_class, p);
         select array_agg(s.id) into busy
         from (
-            select s.id, s.refused, row_number() over (order by s.refused, @schema@.wh_stream_key(s.id)) as turn
-            from (
-                select s.id, s.partition = any (coalesce(v_refused, '{}')) as refused
-                from unnest(p_stream_id, p_stream_partition) s(id, partition)
-                where not exists (
-                    -- Held exclusively by this transaction: no lock a stream is needed.
-                    select from pg_locks l
-                    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.mode = 'ExclusiveLock'
-                        and l.classid = v_partition_class::oid and l.objid = s.partition::oid and l.objsubid = 2)
-            ) s
-            order by 3
+            select s.id, coalesce(s.partition = any (v_refused), false) as refused,
+                row_number() over (order by @schema@.wh_stream_key(s.id)) as turn
+            from unnest(p_stream_id, p_stream_partition) s(id, partition)
+            where s.partition = any (v_contested)
         ) s
         where s.refused or s.turn > 256
             or not pg_try_advisory_xact_lock(@schema@.wh_lock_class(2), @schema@.wh_stream_key(s.id));
@@ -89,12 +89,14 @@ begin
         exists (select from @schema@.wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from @schema@.wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, owned, v_segment, is_foreign;
+    into epoch, v_owned, v_segment, v_foreign;
+    owned := v_owned;
+    is_foreign := v_foreign;
     if epoch is null then
         epoch := @schema@.wh_epoch_token();
     end if;
 
-    if not p_known or not owned or is_foreign then
+    if not p_known or not v_owned or v_foreign then
         select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
             array_agg(n.seq - n.assumed_seq order by n.turn), array_agg(n.version - n.assumed_version order by n.turn)
         into last_seq, last_version, v_delta_seq, v_delta_version
@@ -131,15 +133,20 @@ begin
         end if;
     end if;
 
-    -- The id first, the position second: see wh_draw_position.
-    xid := pg_current_xact_id()::text::int8;
-    "position" := nextval('@schema@.wh_position');
+    -- In this order: see wh_draw_position.
+    if pg_current_xact_id_if_assigned() is null then
+        v_floor := coalesce(pg_sequence_last_value('@schema@.wh_position'), 0);
+    end if;
+    v_xid := pg_current_xact_id()::text::int8;
+    v_position := nextval('@schema@.wh_position');
+    xid := v_xid;
+    "position" := v_position;
 
     if p_events > 0 then
         insert into @schema@.wh_event_store (position, stream_seq, version, xid, span_id, stored_at, stream_id,
             message_id, correlation_id, causation_id, trace_id, partition, trace_flags, type_name, content_type,
             metadata, payload)
-        select "position" + r.turn - 1, r.stream_seq, r.version, xid, r.span_id, now(), r.lane_id,
+        select v_position + r.turn - 1, r.stream_seq, r.version, v_xid, r.span_id, now(), r.lane_id,
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, r.type_name,
             r.content_type, r.metadata, r.payload
         from unnest(p_kind, p_stream_seq, p_version, p_span_id, p_lane_id, p_message_id, p_correlation_id,
@@ -152,7 +159,7 @@ begin
         insert into @schema@.wh_outbox (position, stream_seq, xid, span_id, stored_at, lane_id, stream_id,
             message_id, correlation_id, causation_id, trace_id, partition, trace_flags, segment, type_name,
             content_type, metadata, payload)
-        select "position" + r.turn - 1, r.stream_seq, xid, r.span_id, now(), r.lane_id,
+        select v_position + r.turn - 1, r.stream_seq, v_xid, r.span_id, now(), r.lane_id,
             case when r.kind = 0 then r.lane_id end,
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, v_segment,
             r.type_name, r.content_type, r.metadata, r.payload
@@ -181,9 +188,9 @@ begin
 
     -- At least one row, so that find_flush finds the flush.
     for i in 1..v_log_rows loop
-        insert into @schema@.wh_log (position, xid, flush_number, incarnation, shard, segment, owned,
+        insert into @schema@.wh_log (position, xid, floor, flush_number, incarnation, shard, segment, owned,
             partition, destination_index, stream_seq, version, lane_id, destination)
-        values ("position" + i - 1, xid, p_flush, p_incarnation, p_shard, v_segment, owned and p_log_owned[i],
+        values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment, v_owned and p_log_owned[i],
             p_log_partition[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
             p_log_destination[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
             p_log_seq[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],

@@ -91,6 +91,7 @@ create table @schema@.wh_outbox (
 create table @schema@.wh_log (
     position int8 not null, -- of the call's first message, + 1 for each further log row of the call
     xid int8 not null,
+    floor int8 not null,    -- every transaction with a higher id has drawn positions above this one (0: not known)
     flush_number int8,      -- null: not written by a shard
     incarnation int4,
     shard int2,

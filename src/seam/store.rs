@@ -275,7 +275,7 @@ pub struct ReadPosition {
 pub struct ReadRange {
     /// Transactions at or above `read.xmax` have drawn positions above this one.
     pub read_floor: i64,
-    /// The same for the page's snapshot.
+    /// The same for the page's snapshot, as far as its rows have been seen.
     pub page_floor: i64,
     /// No row of the page's snapshot lies above this one.
     pub page_ceiling: i64,
