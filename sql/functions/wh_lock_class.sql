@@ -6,6 +6,6 @@
 -- constant: it has no cost, and that is why it carries no search_path of its own.
 create or replace function @schema@.wh_lock_class(kind int4) returns int4
 language sql immutable strict parallel safe
-as $wh$
-    select (@schema_literal@::pg_catalog.regnamespace::pg_catalog.oid::pg_catalog.int8 * 8 + kind)::pg_catalog.bit(32)::pg_catalog.int4
-$wh$;
+as $$
+    select ('@schema@'::pg_catalog.regnamespace::pg_catalog.oid::pg_catalog.int8 * 8 + kind)::pg_catalog.bit(32)::pg_catalog.int4
+$$;

@@ -4,6 +4,6 @@
 -- a key wait for each other, nothing else. Locks are taken by ascending key, without doubles. Inlined.
 create or replace function @schema@.wh_stream_key(stream_id uuid) returns int4
 language sql immutable strict parallel safe
-as $wh$
+as $$
     select pg_catalog.uuid_hash(stream_id)
-$wh$;
+$$;
