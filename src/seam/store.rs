@@ -215,6 +215,9 @@ pub struct Drained {
 pub struct SettleRequest {
     /// Shard of the cursor.
     pub shard: u16,
+    /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
+    /// partition taken later the cursor says nothing, whatever it holds.
+    pub ownership: i64,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
     /// Lanes that wait. An existing row is overwritten.
@@ -262,6 +265,20 @@ pub struct ReadPosition {
     pub read: Snapshot,
     /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
     pub page: Option<(Snapshot, i64)>,
+    /// Between which positions the store has to look. Belongs to the store: handed back as it came, and left at
+    /// its default where `read` was made anew.
+    pub range: ReadRange,
+}
+
+/// What a store knows of the positions beyond a reader's snapshots (0: nothing).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadRange {
+    /// Transactions at or above `read.xmax` have drawn positions above this one.
+    pub read_floor: i64,
+    /// The same for the page's snapshot, as far as its rows have been seen.
+    pub page_floor: i64,
+    /// No row of the page's snapshot lies above this one.
+    pub page_ceiling: i64,
 }
 
 /// One claim.
@@ -342,12 +359,13 @@ pub trait Store: 'static {
     fn store_outbox_messages(&self, request: &StoreRequest<'_>)
     -> impl Future<Output = Result<StoreReply, StoreError>>;
 
-    /// Whether the flush committed, asked under the locks it held (blocking, so that a transaction still
-    /// committing is waited for). `since` is a transaction id no newer than the flush's.
+    /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
+    /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
+    /// last numbers before it. `since` is a transaction id no newer than the flush's.
     fn find_flush(
         &self,
         origin: Origin,
-        partitions: &[u32],
+        stream_id: &[Uuid],
         since: u64,
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
 
