@@ -3,9 +3,11 @@
 //! A shard owns its partitions' lanes. It is given messages through its ring, its partitions through
 //! [`Control`], and its right to publish through [`LeaseCell`].
 
+mod admit;
 mod claim;
 mod flush;
 mod numbering;
+mod pending;
 mod publish;
 mod settle;
 mod signal;
@@ -208,7 +210,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         while let Some(arrival) = ring.pop() {
             match arrival {
                 Arrival::Submission(submission) => {
-                    let pending = flush::Pending::new(submission, self.runtime.now());
+                    let pending = pending::Pending::new(submission, self.runtime.now());
                     if self.state.borrow().stopping.is_some() {
                         self.answered(pending.answer(Some(&|| Error::ShutDown)));
                         continue;
