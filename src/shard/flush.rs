@@ -16,11 +16,9 @@ use uuid::Uuid;
 use super::Shard;
 use super::numbering::FlushColumns;
 use super::pending::{Pending, split_by_streams};
-use super::state::FlushRecord;
 use crate::batch::Rows;
 use crate::error::Error;
 use crate::plan::gate::{Close, Gate};
-use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
@@ -79,7 +77,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.wait(&self.flush_signal, at).await;
                 continue;
             }
-            let taken = self.state.borrow_mut().collect(units_max);
+            let (taken, refused) = self.state.borrow_mut().collect(units_max);
+            self.answered(refused);
             if taken.is_empty() {
                 continue;
             }
@@ -144,8 +143,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 
-    /// Answers everything that waits with an error: the shard ends.
-    pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) {
+    /// Answers everything that waits with an error: the shard ends. Answers how many rows that were.
+    pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) -> usize {
         let all: Vec<Pending> = {
             let mut state = self.state.borrow_mut();
             state.pending_rows = 0;
@@ -153,9 +152,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let held: Vec<Pending> = state.held_back.drain(..).collect();
             held.into_iter().chain(state.pending.drain(..)).collect()
         };
-        for pending in all {
-            self.answered(pending.answer(Some(error)));
-        }
+        let rows = all.into_iter().map(|pending| pending.answer(Some(error))).sum();
+        self.answered(rows);
+        rows
     }
 
     /// One flush, from numbering to its answer. On success the callers have been answered.
@@ -169,16 +168,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             columns.number(state, &mut taken);
             state.flush_number += 1;
             let number = state.flush_number;
-            state.flushes.push_back(FlushRecord {
-                number,
-                passed: false,
-                answered: false,
-                xid: 0,
-                fed: false,
-                sentinel: None,
-                transaction: TransactionIndex::NONE,
-                waiting: Vec::new(),
-            });
             state.flush_in_flight = true;
             state.metrics.flushes.add(1);
             (
@@ -214,6 +203,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut guard = self.state.borrow_mut();
         let state = &mut *guard;
         state.flush_in_flight = false;
+        let committed = if let Ok(StoreReply::Stored(stored)) = &answer { Some(stored.xid) } else { None };
+        if state.fed_meanwhile.iter().any(|xid| Some(*xid) != committed) {
+            // Somebody else has stored: what was remembered of any stream may be old.
+            state.numbers.forget_numbers();
+        }
         let outcome = match answer {
             Ok(StoreReply::Stored(stored)) => {
                 columns.correct(&mut taken, stored.looked_up.as_deref());
@@ -224,27 +218,24 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 if stored.looked_up.is_some() {
                     state.metrics.looked_up_flushes.add(1);
                 }
-                let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
                 if state.era == era && state.check_epoch(stored.epoch) {
+                    let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
                     state.admit_flush(origin.flush_number, &stored, rows, complete);
+                } else {
+                    state.leave_to_claim(stored.xid);
                 }
                 Outcome::Stored
             }
-            other => {
-                state.flushes.retain(|record| record.number != origin.flush_number);
-                match other {
-                    Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
-                    Err(StoreError::NumberTaken) => {
-                        // What was remembered is wrong: once more, with look-ups.
-                        state.numbers.forget_numbers();
-                        Outcome::Again(StoreError::NumberTaken)
-                    }
-                    Err(error @ StoreError::Refused { .. }) => Outcome::Refused(error),
-                    Err(error) => Outcome::Again(error),
-                    Ok(StoreReply::Stored(_)) => unreachable!("handled above"),
-                }
+            Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
+            Err(StoreError::NumberTaken) => {
+                // What was remembered is wrong: once more, with look-ups.
+                state.numbers.forget_numbers();
+                Outcome::Again(StoreError::NumberTaken)
             }
+            Err(error @ StoreError::Refused { .. }) => Outcome::Refused(error),
+            Err(error) => Outcome::Again(error),
         };
+        state.fed_meanwhile.clear();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();
