@@ -23,7 +23,7 @@ use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest};
+use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest, Stored};
 use crate::time::Tick;
 
 /// First and longest wait before what was locked elsewhere is tried again.
@@ -36,6 +36,8 @@ enum Outcome {
     Busy(Vec<Uuid>),
     Refused(StoreError),
     Again(StoreError),
+    /// The shard ends before anybody could say whether it was stored.
+    Unknown(StoreError),
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
@@ -110,6 +112,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
                 Outcome::Refused(error) if units <= 1 => {
                     tracing::error!(%error, "a unit of work was refused by the database");
+                    for pending in taken {
+                        self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
+                Outcome::Unknown(error) => {
                     for pending in taken {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
                     }
@@ -196,8 +203,17 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             held: &held,
         };
         let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
+        let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
-            answer = self.look_up(origin, &columns.stream_id, read.xmax(), reason).await;
+            answer = match self.look_up(origin, &columns.stream_id, read.xmax(), &reason).await {
+                Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
+                Ok(None) => Err(StoreError::ConnectionLost(reason)),
+                Err(error) => {
+                    let text = format!("{error}; whether the messages were stored is not known");
+                    unknown = Some(StoreError::ConnectionLost(text));
+                    Err(error)
+                }
+            };
         }
         drop(batches);
         let mut guard = self.state.borrow_mut();
@@ -232,8 +248,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 state.numbers.forget_numbers();
                 Outcome::Again(StoreError::NumberTaken)
             }
-            Err(error @ StoreError::Refused { .. }) => Outcome::Refused(error),
-            Err(error) => Outcome::Again(error),
+            Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
+            Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
         state.fed_meanwhile.clear();
         drop(guard);
@@ -254,18 +270,17 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         origin: Origin,
         stream_id: &[Uuid],
         since: u64,
-        reason: String,
-    ) -> Result<StoreReply, StoreError> {
+        reason: &str,
+    ) -> Result<Option<Stored>, StoreError> {
         if mutants::active(Mutant::BlindResend) {
-            return Err(StoreError::ConnectionLost(reason));
+            return Ok(None);
         }
-        tracing::warn!(shard = origin.shard, flush = origin.flush_number, %reason, "connection lost during a flush: looking it up");
+        tracing::warn!(shard = origin.shard, flush = origin.flush_number, reason, "connection lost during a flush: looking it up");
         self.state.borrow().metrics.reconnects.add(1);
         let mut wait_us = TRANSIENT_RETRY_US.0;
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
-                Ok(Some(stored)) => return Ok(StoreReply::Stored(stored)),
-                Ok(None) => return Err(StoreError::ConnectionLost(reason)),
+                Ok(found) => return Ok(found),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {
