@@ -444,6 +444,15 @@ pub struct Member {
     pub expired: bool,
 }
 
+/// Who else owns partitions, and what nobody owns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Other incarnations that own partitions.
+    pub others: Vec<Member>,
+    /// Partitions without an owner.
+    pub free_partitions: u32,
+}
+
 /// The lease keeper's side of the database: its own door, its own connection.
 pub trait Coordination: 'static {
     /// Registers a new incarnation with a lease of `lease_ms` and holds its session lock for as long as the
@@ -453,6 +462,7 @@ pub trait Coordination: 'static {
         id: Uuid,
         service_name: &str,
         instance_name: &str,
+        shards: u16,
         lease_ms: u64,
     ) -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
 
@@ -460,8 +470,8 @@ pub trait Coordination: 'static {
     fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64)
     -> impl Future<Output = Result<Renewed, StoreError>>;
 
-    /// Other incarnations that own partitions.
-    fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Vec<Member>, StoreError>>;
+    /// Other incarnations that own partitions, and how many partitions nobody owns.
+    fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
 
     /// Marks another incarnation dead and frees its partitions, in one transaction that waits for its
     /// fenced writes. With `early`, only if its session lock is free; without, only if its counter is still
