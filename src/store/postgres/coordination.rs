@@ -11,13 +11,13 @@ use uuid::Uuid;
 
 use super::{Call, Line, Sql};
 use crate::ids::Incarnation;
-use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Renewed, StoreError, Taken};
+use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, StoreError, Taken};
 use crate::store::connect::Connect;
+use crate::store::schema_name::SchemaName;
 
 /// The lease keeper's side of Postgres.
 pub struct PostgresCoordination {
     line: Line,
-    shards: u16,
     /// The incarnation whose session lock this connection has to hold.
     registered: Cell<Option<i32>>,
     /// Whether the current connection holds it.
@@ -37,10 +37,11 @@ struct Texts {
 }
 
 impl PostgresCoordination {
-    /// Over an installed schema (its quoted identifier), for an incarnation of `shards` shards. The connection must
-    /// be a direct one: a pooler would hand the session lock to somebody else.
+    /// Over an installed schema. The connection must be a direct one: a pooler would hand the session lock to
+    /// somebody else.
     #[must_use]
-    pub fn new(connect: Rc<dyn Connect>, schema: &str, shards: u16) -> Self {
+    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let schema = schema.quoted();
         let sql = |slot, text: String| Sql { slot, text };
         let sql = Texts {
             register: sql(
@@ -49,7 +50,7 @@ impl PostgresCoordination {
             ),
             hold: sql(1, format!("select {schema}.hold_instance($1)")),
             renew: sql(2, format!("select {schema}.renew_lease($1, $2)")),
-            members: sql(3, format!("select number, id, counter, expired from {schema}.members($1)")),
+            members: sql(3, format!("select number, id, counter, expired, free_partitions from {schema}.members($1)")),
             mark_dead: sql(4, format!("select {schema}.mark_dead($1, $2, $3)")),
             take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1)")),
             deregister: sql(6, format!("select {schema}.deregister_instance($1)")),
@@ -58,7 +59,7 @@ impl PostgresCoordination {
                 format!("select truncated, rotated, blocked_by, cursors_trimmed from {schema}.perform_maintenance($1)"),
             ),
         };
-        Self { line: Line::new(connect), shards, registered: Cell::new(None), holds: Cell::new(false), sql }
+        Self { line: Line::new(connect), registered: Cell::new(None), holds: Cell::new(false), sql }
     }
 
     /// Begins a call; on a new connection the session lock is asked for first, and again until it is got: the server
@@ -115,11 +116,12 @@ impl Coordination for PostgresCoordination {
         id: Uuid,
         service_name: &str,
         instance_name: &str,
+        shards: u16,
         lease_ms: u64,
     ) -> Result<(Incarnation, u32), StoreError> {
         self.registered.set(None);
         let lease_ms = lease_ms as i64;
-        let shards = i32::from(self.shards);
+        let shards = i32::from(shards);
         let parameters: [&(dyn ToSql + Sync); 5] = [&id, &service_name, &instance_name, &lease_ms, &shards];
         let (number, count) = self
             .one(&self.sql.register, &parameters, |row| Ok((row.try_get::<_, i32>(0)?, row.try_get::<_, i32>(1)?)))
@@ -136,15 +138,17 @@ impl Coordination for PostgresCoordination {
         Ok(if alive { Renewed::Alive } else { Renewed::Dead })
     }
 
-    async fn members(&self, incarnation: Incarnation) -> Result<Vec<Member>, StoreError> {
-        self.many(&self.sql.members, &[&incarnation.number], |row| {
-            Ok(Member {
-                incarnation: Incarnation { number: row.try_get(0)?, id: row.try_get(1)? },
-                counter: row.try_get(2)?,
-                expired: row.try_get(3)?,
+    async fn members(&self, incarnation: Incarnation) -> Result<Members, StoreError> {
+        let rows = self
+            .many(&self.sql.members, &[&incarnation.number], |row| {
+                let free: i32 = row.try_get(4)?;
+                let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
+                let incarnation = Incarnation { number, id: row.try_get(1)? };
+                Ok((free, Some(Member { incarnation, counter: row.try_get(2)?, expired: row.try_get(3)? })))
             })
-        })
-        .await
+            .await?;
+        let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
+        Ok(Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions })
     }
 
     async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {

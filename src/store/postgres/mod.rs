@@ -29,6 +29,14 @@ use crate::seam::store::{
     StoreRequest, Stored,
 };
 use crate::store::connect::Connect;
+use crate::store::schema_name::SchemaName;
+use crate::store::sqlstate::classify;
+
+impl From<tokio_postgres::Error> for StoreError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        classify(&error)
+    }
+}
 
 /// A statement of the engine and its place in a connection's cache.
 #[derive(Clone, Debug)]
@@ -131,9 +139,10 @@ struct Texts {
 }
 
 impl PostgresStore {
-    /// A store over an installed schema; `schema` is the quoted identifier. Nothing is dialled yet.
+    /// A store over an installed schema. Nothing is dialled yet.
     #[must_use]
-    pub fn new(connect: Rc<dyn Connect>, schema: &str) -> Self {
+    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let schema = schema.quoted();
         let sql = Texts {
             store: store::store_sql(schema),
             find_flush: store::find_flush_sql(schema),
