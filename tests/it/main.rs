@@ -1,4 +1,5 @@
 //! Integration tests against a real Postgres: a private cluster of this process (or the server of
 //! `CORELANE_TEST_DATABASE_URL`), a schema a test. Tests that kill, restart or fill a server have their own.
 
+mod install;
 mod support;
