@@ -132,10 +132,9 @@ impl Pending {
             let mut start = 0;
             for (unit, end) in rows.unit_end.iter().enumerate() {
                 if chosen[unit] == wanted {
-                    for row in start..*end as usize {
-                        part.push_copy(&rows, row);
-                        part_row_of.push(row_of[row]);
-                    }
+                    let of_unit = start..*end as usize;
+                    of_unit.clone().for_each(|row| part.push_copy(&rows, row));
+                    part_row_of.extend_from_slice(&row_of[of_unit]);
                     part.end_unit();
                     part_unit_of.push(unit_of[unit]);
                 }
