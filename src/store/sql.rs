@@ -60,4 +60,8 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "mark_dead",
     "take_partitions",
     "deregister_instance",
+    "wh_check_messages",
+    "wh_prove_last",
+    "wh_store_locked",
+    "store_outbox_messages",
 ];
