@@ -115,6 +115,17 @@ create table @schema@.wh_segment (
     current int2 not null default 0 check (current between 0 and 2)
 );
 
+-- A segment that is being emptied: how far its rows have been found resolved, and its numbers been carried to
+-- wh_stream. What `seen` does not see has come later.
+create table @schema@.wh_rotation (
+    resolved_to int8 not null default 0,                                     -- position in wh_log
+    carried_to uuid not null default '00000000-0000-0000-0000-000000000000', -- lane in wh_outbox
+    segment int2 primary key,
+    is_resolved bool not null default false,
+    is_carried bool not null default false,
+    seen pg_snapshot not null
+);
+
 do $$
 begin
     for segment in 0..2 loop
