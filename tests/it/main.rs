@@ -5,4 +5,5 @@
 
 mod store_flush;
 mod store_kit;
+mod install;
 mod support;
