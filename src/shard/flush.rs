@@ -432,7 +432,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         };
         let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
-            answer = self.look_up(origin, &columns.partitions, read.xmax(), reason).await;
+            answer = self.look_up(origin, &columns.stream_id, read.xmax(), reason).await;
         }
         drop(batches);
         let mut guard = self.state.borrow_mut();
@@ -485,7 +485,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     async fn look_up(
         &self,
         origin: Origin,
-        partitions: &[u32],
+        stream_id: &[Uuid],
         since: u64,
         reason: String,
     ) -> Result<StoreReply, StoreError> {
@@ -496,7 +496,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         self.state.borrow().metrics.reconnects.add(1);
         let mut wait_us = TRANSIENT_RETRY_US.0;
         loop {
-            match self.within_deadline(self.store.find_flush(origin, partitions, since)).await {
+            match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
                 Ok(Some(stored)) => return Ok(StoreReply::Stored(stored)),
                 Ok(None) => return Err(StoreError::ConnectionLost(reason)),
                 Err(error) => {

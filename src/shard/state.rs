@@ -255,7 +255,7 @@ impl State {
         }
         let read = read.unwrap_or_default();
         self.bases = self.held.iter().copied().zip(resolved).filter(|(_, base)| *base != read).collect();
-        self.reader = ReadPosition { read, page: None };
+        self.reader = ReadPosition { read, ..ReadPosition::default() };
         self.caught_up = false;
         self.loaded = true;
         self.must_load = false;
