@@ -1,7 +1,9 @@
--- wh_stream_key: the second half of a stream's advisory lock: 32 bits of the id.
--- Two streams with one key only wait for each other. The value is never stored, so that it may change with a
--- version of Postgres.
--- in: stream_id uuid    out: key int4
+-- wh_stream_key: the second key of a stream's advisory lock (class: wh_lock_class(2)).
+-- in: stream_id uuid    out: int4
+-- A server hash function is right here and only here: the value lives no longer than a lock. Two streams that share
+-- a key wait for each other, nothing else. Locks are taken by ascending key, without doubles. Inlined.
 create or replace function @schema@.wh_stream_key(stream_id uuid) returns int4
-language sql immutable parallel safe strict
-return uuid_hash(stream_id);
+language sql immutable strict parallel safe
+as $$
+    select pg_catalog.uuid_hash(stream_id)
+$$;

@@ -8,8 +8,12 @@
 
 create table @schema@.wh_installation (
     only_row bool primary key default true check (only_row),
+    -- Where the transaction ids in here were given. Elsewhere (restored, copied) they mean nothing: `rebase`.
     system_identifier int8 not null,
+    -- Messages up to here were stored before the last rebase: their xid is another server's.
+    rebased_position int8 not null default 0,
     created_at timestamptz not null default clock_timestamp(),
+    database_oid oid not null,
     partition_count int4 not null check (partition_count between 1 and 65536),
     generation int4 not null default 1
 );

@@ -21,7 +21,11 @@ struct World {
 fn parse(word: &str) -> (Uuid, i64, DestinationId) {
     let (name, destination) = word.split_once('>').unwrap_or((word, "x"));
     let stream = Uuid::from_u128(u128::from(name.as_bytes()[0]));
-    (stream, name[1..].parse().expect("number"), DestinationId::of(&format!("lanes-{destination}")).expect("destination"))
+    (
+        stream,
+        name[1..].parse().expect("number"),
+        DestinationId::of(&format!("lanes-{destination}")).expect("destination"),
+    )
 }
 
 fn name(lane: &Lane, seq: i64) -> String {
@@ -47,8 +51,14 @@ fn play(script: &str) -> String {
             "admit" => {
                 for word in words {
                     let (lane_id, stream_seq, destination) = parse(word);
-                    let admission =
-                        Admission { lane_id, destination, partition: 0, stream_seq, single: false, source: source(stream_seq, false) };
+                    let admission = Admission {
+                        lane_id,
+                        destination,
+                        partition: 0,
+                        stream_seq,
+                        single: false,
+                        source: source(stream_seq, false),
+                    };
                     match lanes.admit(&admission) {
                         Admitted::Queued => {}
                         Admitted::Known => told.push(format!("known {word}")),

@@ -319,7 +319,7 @@ fn unprivileged_user() -> Result<(u32, u32), PrivatePostgresError> {
 fn on_memory(directory: &Path) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58f6_u32 as i64;
-    rustix::fs::statfs(directory).is_ok_and(|stat| matches!(stat.f_type as i64, TMPFS | RAMFS))
+    rustix::fs::statfs(directory).is_ok_and(|stat| matches!(stat.f_type, TMPFS | RAMFS))
 }
 
 #[cfg(test)]

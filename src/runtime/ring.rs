@@ -1,188 +1,217 @@
-//! The lock-free way into a shard: a bounded queue with a doorbell, and a budget of rows before it.
+//! The way into a shard: a bounded, lock-free queue with a doorbell, from any thread to one.
 //!
 //! Invariants
-//! - The queue is bounded; a full one gives the value back.
-//! - A push after the receiver last found the queue empty is never without a wake-up.
-//! - One waker is registered, the shard's own: any number of callers cost it one wake-up.
-//! - Rows that callers have in hand at a shard are at most the budget's; a single larger batch passes alone.
+//! - Bounded: a full ring gives the value back; nothing waits, nothing grows.
+//! - Nothing is stranded: what is in the ring when the shard goes away is dropped, at the latest by the
+//!   sender that put it there, so that a caller who waits for an answer gets "gone" and not silence.
+//! - The receiving end stays on one thread and is the only one that takes things out while it lives.
+//! - A wake-up costs some 35 to 75 µs whatever the queue: [`RingReceiver::wait`] once, then
+//!   [`RingReceiver::pop`] until it is empty.
 //!
-//! Cost: a push is one CAS loop, one swap, and a wake only if the shard sleeps; nothing is allocated.
+//! Cost: a push is one compare-and-swap, one fence and one read while the shard is awake.
 
-use std::future::poll_fn;
+use std::future::Future;
+use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crossbeam::queue::ArrayQueue;
-use futures_util::task::AtomicWaker;
+
+use super::doorbell::Doorbell;
 
 #[derive(Debug)]
 struct Shared<T> {
     queue: ArrayQueue<T>,
-    rung: AtomicBool,
-    waker: AtomicWaker,
-    receiver_gone: AtomicBool,
+    doorbell: Doorbell,
+    /// The receiver is gone.
+    closed: AtomicBool,
 }
 
-/// The callers' end.
-#[derive(Debug)]
-pub struct RingSender<T>(Arc<Shared<T>>);
-
-impl<T> Clone for RingSender<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
+impl<T> Shared<T> {
+    fn drop_all(&self) {
+        while self.queue.pop().is_some() {}
     }
 }
 
-/// The shard's end. There is one.
+/// Makes rings.
 #[derive(Debug)]
-pub struct RingReceiver<T>(Arc<Shared<T>>);
+pub struct Ring<T>(PhantomData<T>);
 
-/// A ring of at most so many entries (at least 1).
-#[must_use]
-pub fn ring<T>(entries_max: usize) -> (RingSender<T>, RingReceiver<T>) {
-    let shared = Arc::new(Shared {
-        queue: ArrayQueue::new(entries_max.max(1)),
-        rung: AtomicBool::new(false),
-        waker: AtomicWaker::new(),
-        receiver_gone: AtomicBool::new(false),
-    });
-    (RingSender(shared.clone()), RingReceiver(shared))
+impl<T: Send> Ring<T> {
+    /// A ring for at most `entries_max` values (at least 1).
+    #[must_use]
+    #[allow(clippy::new_ret_no_self)] // A ring is its two ends.
+    pub fn new(entries_max: usize) -> (RingSender<T>, RingReceiver<T>) {
+        let shared = Arc::new(Shared {
+            queue: ArrayQueue::new(entries_max.max(1)),
+            doorbell: Doorbell::default(),
+            closed: AtomicBool::new(false),
+        });
+        (RingSender { shared: Arc::clone(&shared) }, RingReceiver { shared })
+    }
 }
 
-impl<T> RingSender<T> {
-    /// Hands a value over.
-    ///
-    /// # Errors
-    /// The value itself, if the ring is full or its shard has ended.
+/// An end that puts things in; cloned freely.
+#[derive(Debug)]
+pub struct RingSender<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for RingSender<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<T: Send> RingSender<T> {
+    /// Puts a value in and wakes the shard if it sleeps. Gives the value back if the ring is full or its
+    /// shard is gone ([`RingSender::is_closed`] tells which).
     pub fn push(&self, value: T) -> Result<(), T> {
-        if self.0.receiver_gone.load(Ordering::Acquire) {
+        if self.shared.closed.load(Ordering::Relaxed) {
             return Err(value);
         }
-        self.0.queue.push(value)?;
-        if !self.0.rung.swap(true, Ordering::AcqRel) {
-            self.0.waker.wake();
+        self.shared.queue.push(value)?;
+        self.shared.doorbell.ring();
+        // `ring` has a sequentially consistent fence, as has the receiver's end between closing and emptying:
+        // either it found our value, or we find that it closed.
+        if self.shared.closed.load(Ordering::Relaxed) {
+            self.shared.drop_all();
         }
         Ok(())
     }
 
-    /// Whether the shard has ended.
+    /// The shard is gone, and will not come back.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.0.receiver_gone.load(Ordering::Acquire)
+        self.shared.closed.load(Ordering::Acquire)
+    }
+
+    /// How many values are in the ring.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.queue.len()
+    }
+
+    /// No value is in the ring.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shared.queue.is_empty()
     }
 }
 
-impl<T> RingReceiver<T> {
-    /// The oldest value, if there is one.
-    #[must_use]
-    pub fn pop(&self) -> Option<T> {
-        self.0.queue.pop()
+/// The shard's end. It may be moved to the shard's thread, and stays there.
+#[derive(Debug)]
+pub struct RingReceiver<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T: Send> RingReceiver<T> {
+    /// Takes the oldest value.
+    pub fn pop(&mut self) -> Option<T> {
+        self.shared.queue.pop()
     }
 
-    /// Values in the ring.
+    /// Resolves as soon as a value is in the ring: at once if one is. It may be dropped at any time.
+    pub fn wait(&mut self) -> impl Future<Output = ()> + '_ {
+        let shared = &*self.shared;
+        std::future::poll_fn(|context| shared.doorbell.poll_work(context, || !shared.queue.is_empty()))
+    }
+
+    /// How many values are in the ring.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.queue.len()
+        self.shared.queue.len()
     }
 
-    /// Whether there is none.
+    /// No value is in the ring.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.queue.is_empty()
-    }
-
-    /// Resolves when something was pushed since the last wait; then pop until there is nothing.
-    pub async fn wait(&self) {
-        poll_fn(|context| {
-            if self.0.rung.swap(false, Ordering::AcqRel) {
-                return Poll::Ready(());
-            }
-            self.0.waker.register(context.waker());
-            // Between the look and the registration somebody may have rung.
-            if self.0.rung.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        self.shared.queue.is_empty()
     }
 }
 
 impl<T> Drop for RingReceiver<T> {
     fn drop(&mut self) {
-        self.0.receiver_gone.store(true, Ordering::Release);
-        // What is left is dropped here, so that whoever waits for an answer learns that there is none.
-        while self.0.queue.pop().is_some() {}
+        self.shared.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.shared.doorbell.forget_waker();
+        self.shared.drop_all();
     }
 }
 
-/// How many rows callers may have in hand at a shard.
-#[derive(Debug)]
-pub struct Budget {
-    used: AtomicUsize,
-    rows_max: usize,
-    waiters: AtomicUsize,
-    freed: tokio::sync::Notify,
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
 
-impl Budget {
-    /// A budget of so many rows (at least 1).
-    #[must_use]
-    pub fn new(rows_max: usize) -> Self {
-        Self {
-            used: AtomicUsize::new(0),
-            rows_max: rows_max.max(1),
-            waiters: AtomicUsize::new(0),
-            freed: tokio::sync::Notify::new(),
+    #[test]
+    fn a_full_ring_gives_the_value_back() {
+        let (sender, mut receiver) = Ring::new(2);
+        assert_eq!(sender.push(1), Ok(()));
+        assert_eq!(sender.push(2), Ok(()));
+        assert_eq!(sender.push(3), Err(3));
+        assert_eq!(receiver.pop(), Some(1));
+        assert_eq!(sender.push(3), Ok(()));
+        assert_eq!((receiver.pop(), receiver.pop(), receiver.pop()), (Some(2), Some(3), None));
+    }
+
+    #[test]
+    fn what_is_in_the_ring_when_the_shard_goes_is_dropped() {
+        let (sender, receiver) = Ring::new(4);
+        let (answer, mut waiting) = futures_channel::oneshot::channel::<()>();
+        sender.push(answer).unwrap();
+        drop(receiver);
+        assert!(waiting.try_recv().is_err(), "the caller must not wait for a shard that is gone");
+        let (answer, _waiting) = futures_channel::oneshot::channel::<()>();
+        assert!(sender.push(answer).is_err());
+        assert!(sender.is_closed());
+    }
+
+    #[test]
+    fn nothing_is_stranded_by_a_shard_that_goes_while_others_push() {
+        for _ in 0..200 {
+            let (sender, receiver) = Ring::new(64);
+            let value = Arc::new(());
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    let (sender, value) = (sender.clone(), Arc::clone(&value));
+                    scope.spawn(move || while sender.push(Arc::clone(&value)).is_ok() || !sender.is_closed() {});
+                }
+                scope.spawn(move || drop(receiver));
+            });
+            assert_eq!(Arc::strong_count(&value), 1, "a value stayed in a ring without a shard");
         }
     }
 
-    /// The bound.
-    #[must_use]
-    pub fn rows_max(&self) -> usize {
-        self.rows_max
-    }
-
-    /// Rows in hand.
-    #[must_use]
-    pub fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Takes rows if there is room. More than the whole budget passes only when nothing else is in hand.
-    #[must_use]
-    pub fn try_acquire(&self, rows: usize) -> bool {
-        self.used
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-                (used == 0 || used + rows <= self.rows_max).then_some(used + rows)
-            })
-            .is_ok()
-    }
-
-    /// Takes rows, waiting for room.
-    pub async fn acquire(&self, rows: usize) {
-        loop {
-            if self.try_acquire(rows) {
-                return;
-            }
-            let mut freed = std::pin::pin!(self.freed.notified());
-            self.waiters.fetch_add(1, Ordering::SeqCst);
-            // Registered before the second look: a release in between is not lost.
-            freed.as_mut().enable();
-            let acquired = self.try_acquire(rows);
-            if !acquired {
-                freed.await;
-            }
-            self.waiters.fetch_sub(1, Ordering::SeqCst);
-            if acquired {
-                return;
-            }
+    #[test]
+    fn every_value_of_every_thread_arrives_once_and_in_its_order() {
+        const THREADS: usize = 3;
+        const VALUES: usize = 20_000;
+        let (sender, mut receiver) = Ring::new(128);
+        for thread in 0..THREADS {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                for value in 0..VALUES {
+                    let mut item = (thread, value);
+                    while let Err(back) = sender.push(item) {
+                        item = back;
+                        std::thread::yield_now();
+                    }
+                }
+            });
         }
-    }
-
-    /// Gives rows back.
-    pub fn release(&self, rows: usize) {
-        self.used.fetch_sub(rows, Ordering::SeqCst);
-        if self.waiters.load(Ordering::SeqCst) > 0 {
-            self.freed.notify_waiters();
-        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let next = runtime.block_on(async move {
+            let mut next = [0; THREADS];
+            while next != [VALUES; THREADS] {
+                receiver.wait().await;
+                while let Some((thread, value)) = receiver.pop() {
+                    assert_eq!(value, next[thread]);
+                    next[thread] += 1;
+                }
+            }
+            next
+        });
+        assert_eq!(next, [VALUES; THREADS]);
     }
 }

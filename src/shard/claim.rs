@@ -147,7 +147,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 let state = self.state.borrow();
                 (
                     state.must_load,
-                    state.runs_in_flight == 0 && !state.flush_in_flight,
+                    state.runs_in_flight == 0,
                     state.loaded,
                     state.rows_in_memory() >= state.settings.lane_rows_max,
                 )

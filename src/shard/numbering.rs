@@ -11,10 +11,21 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::flush::Pending;
+use super::pending::Pending;
 use super::state::State;
 use crate::batch::Rows;
 use crate::seam::store::{LastNumbers, NO_STREAM};
+
+fn copy_of(rows: &Rows) -> Rows {
+    let mut copy = Rows::with_capacity(rows.len(), rows.arena.len());
+    let mut start = 0;
+    for end in &rows.unit_end {
+        (start..*end as usize).for_each(|row| copy.push_copy(rows, row));
+        copy.end_unit();
+        start = *end as usize;
+    }
+    copy
+}
 
 /// The columns of a flush that are not the callers' own.
 #[derive(Debug, Default)]
@@ -43,10 +54,13 @@ impl FlushColumns {
         self.given.clear();
         state.numbers.begin_flush();
         for pending in taken {
-            let Some(rows) = Arc::get_mut(&mut pending.rows) else {
-                unreachable!("a batch that waits for its flush has one holder")
-            };
-            self.number_batch(state, rows);
+            // A caller that kept a handle to its batch costs a copy, nothing more.
+            if Arc::get_mut(&mut pending.rows).is_none() {
+                pending.rows = Arc::new(copy_of(&pending.rows));
+            }
+            if let Some(rows) = Arc::get_mut(&mut pending.rows) {
+                self.number_batch(state, rows);
+            }
         }
         self.partitions.sort_unstable();
         self.partitions.dedup();

@@ -62,10 +62,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let mut maintenance_due = self.runtime.now().plus_ms(MAINTENANCE_MS);
         loop {
             if stop.is_stopped() {
-                if let Some(incarnation) = current {
-                    if let Err(error) = self.coordination.deregister_instance(incarnation).await {
-                        tracing::warn!(%error, "the partitions could not be freed: they are taken over when the lease ends");
-                    }
+                if let Some(incarnation) = current
+                    && let Err(error) = self.coordination.deregister_instance(incarnation).await
+                {
+                    tracing::warn!(%error, "the partitions could not be freed: they are taken over when the lease ends");
                 }
                 self.lease.end();
                 return;
