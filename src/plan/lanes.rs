@@ -132,6 +132,7 @@ pub struct Lanes {
     free_slots: Vec<u32>,
     slots_used: usize,
     ready: Vec<VecDeque<u32>>,
+    destinations: Vec<DestinationId>,
     ready_count: usize,
     parked_count: usize,
     streams_max: usize,
@@ -151,6 +152,7 @@ impl Lanes {
             free_slots: Vec::with_capacity(rows),
             slots_used: 0,
             ready: Vec::new(),
+            destinations: Vec::new(),
             ready_count: 0,
             parked_count: 0,
             streams_max,
@@ -259,6 +261,18 @@ impl Lanes {
                 taken += 1;
             }
         }
+    }
+
+    /// Destinations that have had a lane, by index.
+    #[must_use]
+    pub fn destination_count(&self) -> usize {
+        self.destinations.len()
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn destination_at(&self, index: usize) -> Option<DestinationId> {
+        self.destinations.get(index).copied()
     }
 
     /// The lane of a slot that is out.
@@ -431,7 +445,11 @@ impl Lanes {
         };
         self.index_of.insert(key, index);
         while self.ready.len() <= admission.destination.index() {
-            self.ready.push(VecDeque::with_capacity(1024));
+            self.ready.push(VecDeque::new());
+        }
+        if !self.destinations.contains(&admission.destination) {
+            self.destinations.push(admission.destination);
+            self.ready[admission.destination.index()].reserve(1024);
         }
         index
     }

@@ -4,6 +4,8 @@
 pub mod cadence;
 pub mod gate;
 pub mod lanes;
+#[cfg(test)]
+mod lanes_tests;
 pub mod lease;
 pub mod ledger;
 pub mod mutants;

@@ -1,9 +1,10 @@
 //! What a shard remembers of its streams: the last numbers given, and how far the lanes have been fed.
 //!
 //! Invariants
-//! - `last_seq`/`last_version` are the database's as of the shard's last flush of the stream, if `known`.
-//!   They are forgotten (`known = false`) whenever somebody else may have stored: a foreign log row, a
-//!   lost fence, another epoch, a number that was taken.
+//! - `last_seq`/`last_version` are the database's as of the shard's last flush of the stream, if *known*.
+//!   All are forgotten at once (a new generation) whenever somebody else may have stored: the claim passed
+//!   a log row that is not this shard's own, the fence was lost, another epoch began, a number was taken.
+//!   An answer to a flush that was sent in an older generation makes nothing known.
 //! - `fed_seq`: every message of the stream up to this number has been admitted to its lanes, parked or
 //!   resolved, as far as this owner knows. Admission from memory needs `fed_seq + 1 == k`.
 //! - `waiting` counts own rows that stand in memory and wait for the claim; an entry with any is kept.
@@ -24,8 +25,8 @@ pub struct StreamEntry {
     pub fed_seq: i64,
     /// Own rows waiting for the claim.
     pub waiting: u32,
-    /// Whether `last_seq` and `last_version` may be used.
-    pub known: bool,
+    /// The generation in which `last_seq` and `last_version` were learnt; 0 for never.
+    known_in: u64,
     /// The flush that is being made up, and the stream's index in it.
     mark: u64,
     index: u32,
@@ -40,13 +41,14 @@ pub struct Numbers {
     entries: HashMap<Uuid, StreamEntry>,
     streams_max: usize,
     mark: u64,
+    generation: u64,
 }
 
 impl Numbers {
     /// Room for so many streams.
     #[must_use]
     pub fn with_capacity(streams_max: usize) -> Self {
-        Self { entries: HashMap::with_capacity(streams_max.min(1 << 16)), streams_max, mark: 0 }
+        Self { entries: HashMap::with_capacity(streams_max.min(1 << 16)), streams_max, mark: 0, generation: 1 }
     }
 
     /// Begins to make up a flush: indexes given before are void. Sheds memory when over the bound.
@@ -76,16 +78,35 @@ impl Numbers {
         self.entries.entry(stream).or_insert(StreamEntry { fed_seq: UNFED, ..StreamEntry::default() })
     }
 
-    /// Forgets the stream's last numbers, not how far it was fed.
-    pub fn forget_numbers(&mut self, stream: Uuid) {
-        if let Some(entry) = self.entries.get_mut(&stream) {
-            entry.known = false;
-        }
+    /// The generation of what is known now: kept by a flush from its sending to its answer.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether the entry's last numbers may be used.
+    #[must_use]
+    pub fn is_known(&self, entry: &StreamEntry) -> bool {
+        entry.known_in == self.generation
+    }
+
+    /// Sets a stream's last numbers as learnt by a flush that was sent in `generation`.
+    pub fn learn(&mut self, stream: Uuid, last_seq: i64, last_version: i64, generation: u64) {
+        let entry = self.entry(stream);
+        entry.last_seq = last_seq;
+        entry.last_version = last_version;
+        entry.known_in = generation;
+    }
+
+    /// Forgets all last numbers, not how far the streams were fed.
+    pub fn forget_numbers(&mut self) {
+        self.generation += 1;
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.generation += 1;
     }
 
     /// Number of remembered streams.

@@ -1,1 +1,519 @@
-//! (to come)
+//! The flush loop: new messages of all callers become one transaction.
+//!
+//! Invariants
+//! - At most one flush is in flight, so remembered numbers are those of the last committed one.
+//! - A unit of work is stored whole or not at all. One whose stream is locked elsewhere is held back, and
+//!   everything that comes after it on any of its streams queues behind it.
+//! - A caller is answered after the commit, or with an error when nothing was stored.
+//! - After a connection lost at COMMIT the flush is looked up under its own locks, never sent blindly.
+
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use uuid::Uuid;
+
+use super::numbering::FlushColumns;
+use super::state::{FlushRecord, State};
+use super::{Shard, Submission, SubmissionReply};
+use crate::batch::Rows;
+use crate::error::Error;
+use crate::plan::gate::{Close, Gate};
+use crate::plan::ledger::TransactionIndex;
+use crate::plan::mutants::{self, Mutant};
+use crate::plan::snapshot::Snapshot;
+use crate::seam::publisher::Publisher;
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest};
+use crate::time::Tick;
+
+/// First and longest wait before what was locked elsewhere is tried again.
+const BUSY_RETRY_US: (u64, u64) = (2_000, 100_000);
+/// First and longest wait before a flush that the database could not do is tried again.
+const TRANSIENT_RETRY_US: (u64, u64) = (5_000, 1_000_000);
+
+/// A batch that waits for its flush.
+pub(super) struct Pending {
+    pub rows: Arc<Rows>,
+    pub arrived: Tick,
+    reply: Reply,
+}
+
+enum Reply {
+    Whole(futures_channel::oneshot::Sender<SubmissionReply>),
+    /// A part of a batch that had to be taken apart: the original row and unit of each of its own.
+    Part {
+        shared: Rc<RefCell<SharedReply>>,
+        row_of: Vec<u32>,
+        unit_of: Vec<u32>,
+    },
+}
+
+struct SharedReply {
+    rows: Arc<Rows>,
+    refused: Vec<(u32, Error)>,
+    parts_left: u32,
+    sender: Option<futures_channel::oneshot::Sender<SubmissionReply>>,
+}
+
+impl Pending {
+    pub(super) fn new(submission: Submission, arrived: Tick) -> Self {
+        Self { rows: submission.rows, arrived, reply: Reply::Whole(submission.reply) }
+    }
+
+    fn unit_count(&self) -> usize {
+        self.rows.unit_end.len()
+    }
+
+    /// Answers the caller: stored, or refused for this reason. Answers how many rows are off the shard's hands.
+    pub(super) fn answer(self, refused: Option<&dyn Fn() -> Error>) -> usize {
+        let count = self.rows.len();
+        match self.reply {
+            Reply::Whole(sender) => {
+                let units = self.rows.unit_end.len() as u32;
+                let refused = refused.map_or_else(Vec::new, |error| (0..units).map(|unit| (unit, error())).collect());
+                // A caller that has gone away does not mind.
+                let _ = sender.send(SubmissionReply { rows: self.rows, refused });
+            }
+            Reply::Part { shared, row_of, unit_of } => {
+                let mut shared = shared.borrow_mut();
+                match refused {
+                    Some(error) => shared.refused.extend(unit_of.iter().map(|unit| (*unit, error()))),
+                    None => {
+                        if let Some(original) = Arc::get_mut(&mut shared.rows) {
+                            for (row, of) in row_of.iter().enumerate() {
+                                original.stream_seq[*of as usize] = self.rows.stream_seq[row];
+                                original.version[*of as usize] = self.rows.version[row];
+                            }
+                        }
+                    }
+                }
+                shared.parts_left -= 1;
+                if shared.parts_left == 0
+                    && let Some(sender) = shared.sender.take()
+                {
+                    shared.refused.sort_by_key(|(unit, _)| *unit);
+                    let refused = std::mem::take(&mut shared.refused);
+                    let _ = sender.send(SubmissionReply { rows: std::mem::take(&mut shared.rows), refused });
+                }
+            }
+        }
+        count
+    }
+
+    /// Takes the batch apart by units: those for which `first` holds, and the others. Rare: a lock held
+    /// elsewhere, a refused row, a batch larger than a flush.
+    fn split(self, mut first: impl FnMut(usize) -> bool) -> (Option<Self>, Option<Self>) {
+        let chosen: Vec<bool> = (0..self.unit_count()).map(&mut first).collect();
+        if chosen.iter().all(|first| *first) {
+            return (Some(self), None);
+        }
+        if !chosen.iter().any(|first| *first) {
+            return (None, Some(self));
+        }
+        let arrived = self.arrived;
+        let rows = self.rows;
+        let (shared, row_of, unit_of) = match self.reply {
+            Reply::Whole(sender) => {
+                let row_of = (0..rows.len() as u32).collect();
+                let unit_of = (0..rows.unit_end.len() as u32).collect();
+                let shared =
+                    SharedReply { rows: rows.clone(), refused: Vec::new(), parts_left: 1, sender: Some(sender) };
+                (Rc::new(RefCell::new(shared)), row_of, unit_of)
+            }
+            Reply::Part { shared, row_of, unit_of } => (shared, row_of, unit_of),
+        };
+        shared.borrow_mut().parts_left += 1;
+        let half = |wanted: bool| {
+            let mut part = Rows::default();
+            let (mut part_row_of, mut part_unit_of) = (Vec::<u32>::new(), Vec::<u32>::new());
+            let mut start = 0;
+            for (unit, end) in rows.unit_end.iter().enumerate() {
+                if chosen[unit] == wanted {
+                    let of_unit = start..*end as usize;
+                    of_unit.clone().for_each(|row| part.push_copy(&rows, row));
+                    part_row_of.extend_from_slice(&row_of[of_unit]);
+                    part.end_unit();
+                    part_unit_of.push(unit_of[unit]);
+                }
+                start = *end as usize;
+            }
+            let reply = Reply::Part { shared: shared.clone(), row_of: part_row_of, unit_of: part_unit_of };
+            Some(Self { rows: Arc::new(part), arrived, reply })
+        };
+        let halves = (half(true), half(false));
+        drop(rows);
+        halves
+    }
+}
+
+impl State {
+    /// Takes from the queue what one flush may hold: whole units, within rows, bytes and `units_max`.
+    fn collect(&mut self, units_max: usize) -> Vec<Pending> {
+        let rows_max = self.settings.flush_rows_max.min(crate::limits::STORE_ROWS_MAX);
+        let mut taken: Vec<Pending> = Vec::with_capacity(self.pending.len().min(64));
+        let (mut rows, mut bytes, mut units) = (0, 0, 0);
+        let mut held_streams: Option<HashSet<Uuid>> = (!self.held_back.is_empty())
+            .then(|| self.held_back.iter().flat_map(|pending| pending.rows.lane_id.iter().copied()).collect());
+        while let Some(next) = self.pending.pop_front() {
+            let size = next.rows.len();
+            let next_bytes = next.rows.arena.len();
+            self.pending_rows -= size;
+            self.pending_bytes -= next_bytes;
+            let next = match &mut held_streams {
+                None => next,
+                Some(held) => {
+                    let (free, behind) = split_by_streams(next, held);
+                    if let Some(behind) = behind {
+                        self.held_back.push_back(behind);
+                    }
+                    let Some(free) = free else { continue };
+                    free
+                }
+            };
+            let room = rows_max - rows;
+            let fits = next.rows.len() <= room && units + next.unit_count() <= units_max;
+            if fits && (taken.is_empty() || bytes + next_bytes <= self.settings.flush_bytes_max) {
+                rows += next.rows.len();
+                bytes += next_bytes;
+                units += next.unit_count();
+                taken.push(next);
+                continue;
+            }
+            if !taken.is_empty() {
+                self.put_first(next);
+                break;
+            }
+            // One batch larger than a flush: as many of its units as fit.
+            let ends = next.rows.unit_end.clone();
+            let (now, later) = next.split(|unit| unit < units_max && ends[unit] as usize <= room);
+            if let Some(later) = later {
+                match &now {
+                    Some(_) => self.put_first(later),
+                    None => {
+                        // A unit that no flush can hold: `engine` sends such units another way.
+                        let (whole, rest) = later.split(|unit| unit == 0);
+                        if let Some(rest) = rest {
+                            self.put_first(rest);
+                        }
+                        if let Some(whole) = whole {
+                            let (message_id, size) = (whole.rows.message_id[0], whole.rows.len());
+                            whole.answer(Some(&|| Error::MessageLimit {
+                                message_id,
+                                what: "number of messages in its unit of work",
+                                value: size.to_string(),
+                                allowed: format!("1..={rows_max}"),
+                            }));
+                        }
+                        continue;
+                    }
+                }
+            }
+            taken.extend(now);
+            break;
+        }
+        taken
+    }
+
+    pub(super) fn put_last(&mut self, pending: Pending) {
+        self.pending_rows += pending.rows.len();
+        self.pending_bytes += pending.rows.arena.len();
+        self.pending.push_back(pending);
+    }
+
+    fn put_first(&mut self, pending: Pending) {
+        self.pending_rows += pending.rows.len();
+        self.pending_bytes += pending.rows.arena.len();
+        self.pending.push_front(pending);
+    }
+
+    /// Puts what was held back first again, in its order.
+    fn recall_held_back(&mut self) {
+        while let Some(pending) = self.held_back.pop_back() {
+            self.put_first(pending);
+        }
+    }
+}
+
+/// Units without any of the streams, and the others, whose streams join the set: order by stream stays.
+fn split_by_streams(pending: Pending, held: &mut HashSet<Uuid>) -> (Option<Pending>, Option<Pending>) {
+    let rows = pending.rows.clone();
+    let mut start = 0;
+    let ends = rows.unit_end.clone();
+    let mut free = Vec::with_capacity(ends.len());
+    for end in &ends {
+        let lanes = &rows.lane_id[start..*end as usize];
+        let is_held = lanes.iter().any(|lane| held.contains(lane));
+        if is_held {
+            held.extend(lanes.iter().copied());
+        }
+        free.push(!is_held);
+        start = *end as usize;
+    }
+    drop(rows);
+    pending.split(|unit| free[unit])
+}
+
+enum Outcome {
+    Stored,
+    Busy(Vec<Uuid>),
+    Refused(StoreError),
+    Again(StoreError),
+}
+
+impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
+    /// Runs until the shard has ended.
+    pub(super) async fn flush_loop(&self) {
+        let gate = {
+            let state = self.state.borrow();
+            Gate::new(state.settings.flush_rows_max, state.settings.flush_bytes_max, state.settings.flush_age_us_max)
+        };
+        let mut columns = FlushColumns::default();
+        let mut units_max = usize::MAX;
+        let mut busy_wait_us = BUSY_RETRY_US.0;
+        let mut recall_at: Option<Tick> = None;
+        let mut transient_wait_us = TRANSIENT_RETRY_US.0;
+        loop {
+            let now = self.runtime.now();
+            if recall_at.is_some_and(|at| at <= now) {
+                recall_at = None;
+                self.state.borrow_mut().recall_held_back();
+            }
+            let (close, stopping, ended) = {
+                let state = self.state.borrow();
+                let oldest = state.pending.front().map(|pending| pending.arrived);
+                let ready = state.incarnation.is_some();
+                let close =
+                    if ready { gate.close(state.pending_rows, state.pending_bytes, oldest, now) } else { Close::Empty };
+                (close, state.stopping.is_some(), state.ended)
+            };
+            if ended {
+                return;
+            }
+            let wake_at = match close {
+                Close::Now => None,
+                Close::At(_) if stopping => None,
+                Close::At(at) => Some(recall_at.map_or(at, |recall| recall.min(at))),
+                Close::Empty => Some(recall_at.unwrap_or(Tick::NEVER)),
+            };
+            if let Some(at) = wake_at {
+                self.wait(&self.flush_signal, at).await;
+                continue;
+            }
+            let taken = self.state.borrow_mut().collect(units_max);
+            if taken.is_empty() {
+                continue;
+            }
+            let units: usize = taken.iter().map(Pending::unit_count).sum();
+            let (taken, outcome) = self.flush(taken, &mut columns).await;
+            match outcome {
+                Outcome::Stored => {
+                    busy_wait_us = BUSY_RETRY_US.0;
+                    transient_wait_us = TRANSIENT_RETRY_US.0;
+                    units_max = units_max.saturating_mul(2);
+                }
+                Outcome::Busy(streams) => {
+                    let mut state = self.state.borrow_mut();
+                    state.metrics.units_busy.add(1);
+                    let mut held: HashSet<Uuid> = streams.into_iter().collect();
+                    let mut free = VecDeque::with_capacity(taken.len());
+                    for pending in taken {
+                        let (now, later) = split_by_streams(pending, &mut held);
+                        free.extend(now);
+                        state.held_back.extend(later);
+                    }
+                    while let Some(pending) = free.pop_back() {
+                        state.put_first(pending);
+                    }
+                    if recall_at.is_none() {
+                        recall_at = Some(self.runtime.now().plus_us(busy_wait_us));
+                        busy_wait_us = (busy_wait_us * 2).min(BUSY_RETRY_US.1);
+                    }
+                }
+                Outcome::Refused(error) if units <= 1 => {
+                    tracing::error!(%error, "a unit of work was refused by the database");
+                    for pending in taken {
+                        self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
+                Outcome::Refused(_) => {
+                    // One bad row must not cost its neighbours: halves, until it stands alone.
+                    units_max = (units / 2).max(1);
+                    self.put_all_first(taken);
+                }
+                Outcome::Again(error) => {
+                    self.state.borrow().metrics.flush_retries.add(1);
+                    tracing::warn!(%error, "flush: trying again");
+                    self.put_all_first(taken);
+                    let stop_at = self.state.borrow().stopping;
+                    let until = self.runtime.now().plus_us(transient_wait_us);
+                    if stop_at.is_some_and(|at| at <= until) {
+                        self.refuse_pending(&|| Error::Store(error.clone()));
+                        continue;
+                    }
+                    self.runtime.sleep_until(until).await;
+                    transient_wait_us = (transient_wait_us * 2).min(TRANSIENT_RETRY_US.1);
+                }
+            }
+        }
+    }
+
+    fn put_all_first(&self, taken: Vec<Pending>) {
+        let mut state = self.state.borrow_mut();
+        for pending in taken.into_iter().rev() {
+            state.put_first(pending);
+        }
+    }
+
+    /// Answers everything that waits with an error: the shard ends.
+    pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) {
+        let all: Vec<Pending> = {
+            let mut state = self.state.borrow_mut();
+            state.pending_rows = 0;
+            state.pending_bytes = 0;
+            let held: Vec<Pending> = state.held_back.drain(..).collect();
+            held.into_iter().chain(state.pending.drain(..)).collect()
+        };
+        for pending in all {
+            self.answered(pending.answer(Some(error)));
+        }
+    }
+
+    /// One flush, from numbering to its answer. On success the callers have been answered.
+    async fn flush(&self, mut taken: Vec<Pending>, columns: &mut FlushColumns) -> (Vec<Pending>, Outcome) {
+        let (origin, ownership, read, held, complete, generation, era) = {
+            let mut guard = self.state.borrow_mut();
+            let state = &mut *guard;
+            let Some(incarnation) = state.incarnation else {
+                return (taken, Outcome::Again(StoreError::ConnectionLost("not registered yet".into())));
+            };
+            columns.number(state, &mut taken);
+            state.flush_number += 1;
+            let number = state.flush_number;
+            state.flushes.push_back(FlushRecord {
+                number,
+                passed: false,
+                answered: false,
+                xid: 0,
+                fed: false,
+                sentinel: None,
+                transaction: TransactionIndex::NONE,
+                waiting: Vec::new(),
+            });
+            state.flush_in_flight = true;
+            state.metrics.flushes.add(1);
+            (
+                Origin { incarnation, shard: state.settings.shard, flush_number: number },
+                state.ownership,
+                if state.loaded { state.reader.read.clone() } else { Snapshot::empty() },
+                state.held.clone(),
+                state.complete_in_memory(),
+                state.numbers.generation(),
+                state.era,
+            )
+        };
+        let batches: Vec<Arc<Rows>> = taken.iter().map(|pending| pending.rows.clone()).collect();
+        let request = StoreRequest {
+            origin,
+            ownership,
+            read: &read,
+            batches: &batches,
+            row_stream: &columns.row_stream,
+            stream_id: &columns.stream_id,
+            stream_partition: &columns.stream_partition,
+            stream_known: &columns.stream_known,
+            stream_last_seq: &columns.stream_last_seq,
+            stream_last_version: &columns.stream_last_version,
+            partitions: &columns.partitions,
+            held: &held,
+        };
+        let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
+        if let Err(StoreError::ConnectionLost(reason)) = answer {
+            answer = self.look_up(origin, &columns.partitions, read.xmax(), reason).await;
+        }
+        drop(batches);
+        let mut guard = self.state.borrow_mut();
+        let state = &mut *guard;
+        state.flush_in_flight = false;
+        let outcome = match answer {
+            Ok(StoreReply::Stored(stored)) => {
+                columns.correct(&mut taken, stored.looked_up.as_deref());
+                if state.era == era && stored.owned {
+                    columns.learn(state, stored.looked_up.as_deref(), generation);
+                }
+                state.metrics.rows_stored.add(taken.iter().map(|pending| pending.rows.len() as u64).sum());
+                if stored.looked_up.is_some() {
+                    state.metrics.looked_up_flushes.add(1);
+                }
+                let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
+                if state.era == era && state.check_epoch(stored.epoch) {
+                    state.admit_flush(origin.flush_number, &stored, rows, complete);
+                }
+                Outcome::Stored
+            }
+            other => {
+                state.flushes.retain(|record| record.number != origin.flush_number);
+                match other {
+                    Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
+                    Err(StoreError::NumberTaken) => {
+                        // What was remembered is wrong: once more, with look-ups.
+                        state.numbers.forget_numbers();
+                        Outcome::Again(StoreError::NumberTaken)
+                    }
+                    Err(error @ StoreError::Refused { .. }) => Outcome::Refused(error),
+                    Err(error) => Outcome::Again(error),
+                    Ok(StoreReply::Stored(_)) => unreachable!("handled above"),
+                }
+            }
+        };
+        drop(guard);
+        self.publish_signal.raise();
+        self.settle_signal.raise();
+        self.claim_signal.raise();
+        if matches!(outcome, Outcome::Stored) {
+            let rows: usize = taken.drain(..).map(|pending| pending.answer(None)).sum();
+            self.answered(rows);
+        }
+        (taken, outcome)
+    }
+
+    /// Finds out what became of a flush whose connection was lost, for as long as it takes (or until the
+    /// shard must end).
+    async fn look_up(
+        &self,
+        origin: Origin,
+        partitions: &[u32],
+        since: u64,
+        reason: String,
+    ) -> Result<StoreReply, StoreError> {
+        if mutants::active(Mutant::BlindResend) {
+            return Err(StoreError::ConnectionLost(reason));
+        }
+        tracing::warn!(shard = origin.shard, flush = origin.flush_number, %reason, "connection lost during a flush: looking it up");
+        self.state.borrow().metrics.reconnects.add(1);
+        let mut wait_us = TRANSIENT_RETRY_US.0;
+        loop {
+            match self.within_deadline(self.store.find_flush(origin, partitions, since)).await {
+                Ok(Some(stored)) => return Ok(StoreReply::Stored(stored)),
+                Ok(None) => return Err(StoreError::ConnectionLost(reason)),
+                Err(error) => {
+                    let until = self.runtime.now().plus_us(wait_us);
+                    if self.state.borrow().stopping.is_some_and(|at| at <= until) {
+                        return Err(error);
+                    }
+                    self.runtime.sleep_until(until).await;
+                    wait_us = (wait_us * 2).min(TRANSIENT_RETRY_US.1);
+                }
+            }
+        }
+    }
+
+    /// Waits for the signal or the moment.
+    pub(super) async fn wait(&self, signal: &super::signal::Signal, at: Tick) {
+        let signal = std::pin::pin!(signal.wait().fuse());
+        let sleep = std::pin::pin!(self.runtime.sleep_until(at).fuse());
+        futures_util::future::select(signal, sleep).await;
+    }
+}

@@ -1,1 +1,511 @@
-//! (to come)
+//! What one shard knows, and how messages get into its lanes.
+//!
+//! Invariants
+//! - Only the shard's own task touches it, and no borrow of it is held across an await.
+//! - A message enters its lane from memory only if everything before it in its stream has been fed
+//!   (`fed_seq + 1 == k`), or nothing foreign can be outstanding; else it waits for the claim, which
+//!   arrives at it in the order of positions.
+//! - A batch stays in memory exactly as long as a reference of it is unresolved.
+//! - `era` changes whenever lanes are dropped; whatever comes back from an older era is ignored.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::flush::Pending;
+use super::settle::SettleQueue;
+use crate::batch::{DestinationId, Pool, Rows};
+use crate::ids::{Epoch, Incarnation};
+use crate::metrics::ShardMetrics;
+use crate::plan::lanes::{Admission, Admitted, LaneIndex, Lanes, Source};
+use crate::plan::ledger::{Ledger, TransactionIndex};
+use crate::plan::mutants::{self, Mutant};
+use crate::plan::numbers::{Numbers, UNFED};
+use crate::plan::retry::Pause;
+use crate::plan::snapshot::Snapshot;
+use crate::seam::store::{HeldPartition, ReadPosition, Spill, Stored};
+use crate::time::Tick;
+
+/// The figures a shard runs by; `engine::builder` makes them from the config, which checks the bounds.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)] // Named as the config keys, which say what they are.
+pub struct ShardSettings {
+    pub shard: u16,
+    pub shards: u16,
+    pub flush_rows_max: usize,
+    pub flush_bytes_max: usize,
+    pub flush_age_us_max: u64,
+    pub claim_rows_max: usize,
+    pub claim_poll_ms: u64,
+    pub claim_poll_ms_max: u64,
+    pub lane_rows_max: usize,
+    pub lane_streams_max: usize,
+    pub publish_run_rows_max: usize,
+    pub publish_in_flight_max: usize,
+    pub publish_timeout_ms: u64,
+    pub retry_base_ms: u64,
+    pub retry_cap_ms: u64,
+    pub retry_attempts_max: i32,
+    pub retry_jitter_percent: u32,
+    pub cursor_interval_ms: u64,
+    /// Longest a call to the database may take before its connection is given up.
+    pub call_timeout_ms: u64,
+}
+
+/// A batch in memory.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub rows: Arc<Rows>,
+    unresolved: u32,
+}
+
+/// One of the shard's own flushes that the claim has not passed yet.
+#[derive(Debug)]
+pub(super) struct FlushRecord {
+    pub number: i64,
+    /// The claim came by before the answer did.
+    pub passed: bool,
+    /// Whether the answer is there.
+    pub answered: bool,
+    /// Its transaction, once known; the record goes when the reader has read that whole.
+    pub xid: u64,
+    /// All its rows are in their lanes.
+    pub fed: bool,
+    /// Keeps the transaction open until the answer is there.
+    pub sentinel: Option<TransactionIndex>,
+    pub transaction: TransactionIndex,
+    /// Rows that wait for the claim, in order: batch and row.
+    pub waiting: Vec<(u32, u32)>,
+}
+
+/// The shard's state.
+pub(super) struct State {
+    pub settings: ShardSettings,
+    pub metrics: Arc<ShardMetrics>,
+    pub pool: Arc<Pool>,
+
+    pub incarnation: Option<Incarnation>,
+    pub ownership: i64,
+    pub held: Vec<u32>,
+    pub fences: Vec<i64>,
+    pub era: u32,
+    pub must_load: bool,
+    pub loaded: bool,
+    pub epoch: Option<Epoch>,
+
+    pub reader: ReadPosition,
+    pub caught_up: bool,
+    /// The newest of the own transactions whose rows were left to the claim.
+    pub left_max: u64,
+    /// What was resolved for a partition when it was taken, until the reader has caught up.
+    pub bases: Vec<(u32, Snapshot)>,
+
+    pub lanes: Lanes,
+    pub ledger: Ledger,
+    pub numbers: Numbers,
+    pub batches: Vec<Option<Batch>>,
+    free_batches: Vec<u32>,
+    pub waiting_rows: usize,
+    pub flush_number: i64,
+    pub flushes: VecDeque<FlushRecord>,
+    pub pending: VecDeque<Pending>,
+    pub held_back: VecDeque<Pending>,
+    pub pending_rows: usize,
+    pub pending_bytes: usize,
+    pub flush_in_flight: bool,
+
+    pub settle: SettleQueue,
+    pub cursor_dirty: bool,
+    pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
+    pub drain: VecDeque<LaneIndex>,
+    pub pauses: Vec<(DestinationId, Pause)>,
+    pub runs_in_flight: usize,
+    pub next_destination: usize,
+    pub stopping: Option<Tick>,
+    pub ended: bool,
+}
+
+impl State {
+    pub(super) fn new(settings: ShardSettings, metrics: Arc<ShardMetrics>, pool: Arc<Pool>) -> Self {
+        Self {
+            lanes: Lanes::with_capacity(settings.lane_rows_max, settings.lane_streams_max),
+            ledger: Ledger::with_capacity(4096),
+            numbers: Numbers::with_capacity(settings.lane_streams_max),
+            settings,
+            metrics,
+            pool,
+            incarnation: None,
+            ownership: -1,
+            held: Vec::new(),
+            fences: Vec::new(),
+            era: 0,
+            must_load: false,
+            loaded: false,
+            epoch: None,
+            reader: ReadPosition::default(),
+            caught_up: false,
+            left_max: 0,
+            bases: Vec::new(),
+            batches: Vec::new(),
+            free_batches: Vec::new(),
+            waiting_rows: 0,
+            flush_number: 0,
+            flushes: VecDeque::with_capacity(256),
+            pending: VecDeque::with_capacity(1024),
+            held_back: VecDeque::new(),
+            pending_rows: 0,
+            pending_bytes: 0,
+            flush_in_flight: false,
+            settle: SettleQueue::default(),
+            cursor_dirty: false,
+            parked_due: BinaryHeap::new(),
+            drain: VecDeque::new(),
+            pauses: Vec::new(),
+            runs_in_flight: 0,
+            next_destination: 0,
+            stopping: None,
+            ended: false,
+        }
+    }
+
+    /// Whether this shard holds the partition.
+    pub(super) fn holds(&self, partition: u32) -> bool {
+        self.fence(partition) > 0
+    }
+
+    /// The partition's fence; 0 if it is not held.
+    pub(super) fn fence(&self, partition: u32) -> i64 {
+        self.fences.get(partition as usize).copied().unwrap_or(0)
+    }
+
+    /// Messages in memory that were stored and are not resolved.
+    pub(super) fn rows_in_memory(&self) -> usize {
+        self.lanes.rows() + self.waiting_rows
+    }
+
+    /// Everything of the shard's partitions that is committed has been fed, but for what waits.
+    pub(super) fn complete_in_memory(&self) -> bool {
+        self.loaded && self.caught_up && self.reader.page.is_none() && self.reader.read.xmax() > self.left_max
+    }
+
+    /// Another set of partitions, or another incarnation: everything is dropped and read anew.
+    pub(super) fn set_partitions(&mut self, incarnation: Incarnation, ownership: i64, held: &[HeldPartition]) {
+        if self.incarnation != Some(incarnation) {
+            self.flush_number = 0;
+        }
+        self.incarnation = Some(incarnation);
+        self.ownership = ownership;
+        self.held.clear();
+        self.fences.iter_mut().for_each(|fence| *fence = 0);
+        for partition in held {
+            self.held.push(partition.partition);
+            if self.fences.len() <= partition.partition as usize {
+                self.fences.resize(partition.partition as usize + 1, 0);
+            }
+            self.fences[partition.partition as usize] = partition.fence;
+        }
+        self.reset();
+    }
+
+    /// Drops lanes, numbers and bookkeeping. The claims loop loads again when nothing is in flight.
+    pub(super) fn reset(&mut self) {
+        self.era += 1;
+        self.loaded = false;
+        self.must_load = !self.held.is_empty();
+        self.caught_up = false;
+        self.lanes.clear();
+        self.ledger.clear();
+        self.numbers.clear();
+        self.batches.clear();
+        self.free_batches.clear();
+        self.waiting_rows = 0;
+        self.flushes.clear();
+        self.settle.clear();
+        self.parked_due.clear();
+        self.drain.clear();
+        self.bases.clear();
+        self.left_max = 0;
+        self.reader = ReadPosition::default();
+        self.cursor_dirty = false;
+    }
+
+    /// Compares the epoch of an answer; on another one everything is dropped.
+    pub(super) fn check_epoch(&mut self, epoch: Epoch) -> bool {
+        if self.epoch == Some(epoch) || self.epoch.is_none() || mutants::active(Mutant::CursorKeptOverCrash) {
+            self.epoch = Some(epoch);
+            return true;
+        }
+        tracing::warn!(shard = self.settings.shard, "the server has crashed and come back: reading anew");
+        self.metrics.epochs_changed.add(1);
+        self.epoch = Some(epoch);
+        self.reset();
+        false
+    }
+
+    /// Starts from what the database says.
+    pub(super) fn loaded_from(&mut self, resolved: Vec<Snapshot>) {
+        let mut read: Option<Snapshot> = None;
+        for base in &resolved {
+            read = Some(match read {
+                None => base.clone(),
+                Some(read) => read.intersection(base),
+            });
+        }
+        let read = read.unwrap_or_default();
+        self.bases = self.held.iter().copied().zip(resolved).filter(|(_, base)| *base != read).collect();
+        self.reader = ReadPosition { read, page: None };
+        self.caught_up = false;
+        self.loaded = true;
+        self.must_load = false;
+    }
+
+    /// Whether a reference was resolved before the partition was taken.
+    pub(super) fn resolved_before(&self, partition: u32, xid: u64) -> bool {
+        self.bases
+            .binary_search_by_key(&partition, |(partition, _)| *partition)
+            .is_ok_and(|index| self.bases[index].1.contains(xid))
+    }
+
+    /// Takes a batch into memory; its references are counted as they are admitted.
+    pub(super) fn add_batch(&mut self, rows: Arc<Rows>) -> u32 {
+        let batch = Some(Batch { rows, unresolved: 0 });
+        match self.free_batches.pop() {
+            Some(index) => {
+                self.batches[index as usize] = batch;
+                index
+            }
+            None => {
+                self.batches.push(batch);
+                (self.batches.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The rows of a batch in memory.
+    pub(super) fn rows_of(&self, batch: u32) -> Option<&Arc<Rows>> {
+        self.batches.get(batch as usize).and_then(Option::as_ref).map(|batch| &batch.rows)
+    }
+
+    /// So many references of the batch are unresolved.
+    pub(super) fn count_references(&mut self, batch: u32, count: u32) {
+        if let Some(Some(entry)) = self.batches.get_mut(batch as usize) {
+            entry.unresolved += count;
+        }
+    }
+
+    /// Gives a batch back that has no reference to resolve.
+    pub(super) fn drop_if_resolved(&mut self, batch: u32) {
+        if let Some(entry) = self.batches.get_mut(batch as usize)
+            && entry.as_ref().is_some_and(|entry| entry.unresolved == 0)
+            && let Some(batch_entry) = entry.take()
+        {
+            self.free_batches.push(batch);
+            self.pool.give(batch_entry.rows);
+        }
+    }
+
+    /// One reference is acknowledged, copied beside the log, or dead: for the ledger and for its batch.
+    pub(super) fn resolve(&mut self, source: Source) {
+        if source.transaction != TransactionIndex::NONE {
+            self.ledger.resolve(source.transaction);
+            self.cursor_dirty = true;
+        }
+        if let Some(Some(entry)) = self.batches.get_mut(source.batch as usize) {
+            entry.unresolved -= 1;
+            if entry.unresolved == 0 {
+                self.drop_if_resolved(source.batch);
+            }
+        }
+    }
+
+    /// Feeds one row's references (on partitions held) to their lanes. The caller has counted them.
+    pub(super) fn feed(
+        &mut self,
+        batch: u32,
+        row: usize,
+        references: std::ops::Range<usize>,
+        transaction: TransactionIndex,
+    ) {
+        let Some(rows) = self.rows_of(batch).cloned() else { return };
+        let stream_seq = rows.stream_seq[row];
+        let single = rows.stream_id(row).is_none();
+        for reference in references {
+            let source = Source { batch, reference: reference as u32, transaction };
+            let destination = rows.reference_destination[reference];
+            let admission = Admission {
+                lane_id: rows.lane_id[row],
+                destination,
+                partition: rows.partition[row],
+                stream_seq,
+                single,
+                source,
+            };
+            match self.lanes.admit(&admission) {
+                Admitted::Queued => {}
+                Admitted::Known => self.resolve(source),
+                Admitted::Beside(lane) => {
+                    self.metrics.spilled_rows.add(1);
+                    self.settle.spill(
+                        Spill {
+                            lane_id: rows.lane_id[row],
+                            destination,
+                            partition: rows.partition[row],
+                            stream_seq,
+                            version: rows.version[row],
+                        },
+                        lane,
+                        source,
+                    );
+                }
+            }
+        }
+        if !single {
+            let entry = self.numbers.entry(rows.lane_id[row]);
+            entry.fed_seq = entry.fed_seq.max(stream_seq);
+        }
+    }
+
+    /// Whether a row stored by this shard may enter its lanes from memory (rule of admission).
+    pub(super) fn may_feed_from_memory(&mut self, stream: Option<Uuid>, stream_seq: i64, complete: bool) -> bool {
+        let Some(stream) = stream else { return true };
+        if mutants::active(Mutant::AdmissionWithoutPredecessor) {
+            return true;
+        }
+        let entry = self.numbers.entry(stream);
+        if entry.waiting > 0 {
+            return false;
+        }
+        (entry.fed_seq != UNFED && entry.fed_seq + 1 == stream_seq) || complete
+    }
+
+    /// Feeds what an answered flush stored, or leaves it to the claim.
+    pub(super) fn admit_flush(
+        &mut self,
+        number: i64,
+        stored: &Stored,
+        batches: Vec<Arc<Rows>>,
+        complete_when_sent: bool,
+    ) {
+        let Some(at) = self.flushes.iter().position(|record| record.number == number) else {
+            batches.into_iter().for_each(|rows| self.pool.give(rows));
+            return;
+        };
+        let full = self.rows_in_memory() >= self.settings.lane_rows_max;
+        let passed = self.flushes[at].passed;
+        if (!stored.owned || !self.loaded || full) && !passed {
+            self.left_max = self.left_max.max(stored.xid);
+            self.flushes.remove(at);
+            batches.into_iter().for_each(|rows| self.pool.give(rows));
+            return;
+        }
+        let complete = complete_when_sent && !stored.foreign;
+        let transaction = self.ledger.open(stored.xid, 1);
+        let mut record = match self.flushes.remove(at) {
+            Some(record) => record,
+            None => return,
+        };
+        record.answered = true;
+        record.transaction = transaction;
+        for rows in batches {
+            let batch = self.add_batch(rows.clone());
+            let mut reference = 0;
+            for row in 0..rows.len() {
+                let first = reference;
+                while reference < rows.reference_count() && rows.reference_row[reference] as usize == row {
+                    reference += 1;
+                }
+                if rows.due_unix_us[row] != 0 || !self.holds(rows.partition[row]) {
+                    continue;
+                }
+                let count = (reference - first) as u32;
+                if count > 0 {
+                    self.ledger.open(stored.xid, count);
+                    self.count_references(batch, count);
+                }
+                let stream = rows.stream_id(row);
+                if record.passed || self.may_feed_from_memory(stream, rows.stream_seq[row], complete) {
+                    self.metrics.rows_from_memory.add(1);
+                    self.feed(batch, row, first..reference, transaction);
+                } else {
+                    record.waiting.push((batch, row as u32));
+                    // Holds the batch, also for a row without references.
+                    self.count_references(batch, 1);
+                    self.waiting_rows += 1;
+                    if let Some(stream) = stream {
+                        self.numbers.entry(stream).waiting += 1;
+                    }
+                }
+            }
+            drop(rows);
+            self.drop_if_resolved(batch);
+        }
+        self.ledger.resolve(transaction);
+        if let Some(sentinel) = record.sentinel.take() {
+            self.ledger.resolve(sentinel);
+        }
+        self.cursor_dirty = true;
+        record.xid = stored.xid;
+        record.fed = record.passed;
+        let at = at.min(self.flushes.len());
+        self.flushes.insert(at, record);
+    }
+
+    /// The claim has come to one of the shard's own flushes.
+    pub(super) fn claim_passed(&mut self, number: i64, xid: u64) {
+        let Some(at) = self.flushes.iter().position(|record| record.number == number) else { return };
+        self.cursor_dirty = true;
+        let record = &mut self.flushes[at];
+        if !record.answered {
+            if !record.passed {
+                // The answer is on its way: until then the transaction counts as open.
+                record.passed = true;
+                record.sentinel = Some(self.ledger.open(xid, 1));
+            }
+            return;
+        }
+        record.fed = true;
+        let (waiting, transaction) = (std::mem::take(&mut record.waiting), record.transaction);
+        for (batch, row) in waiting {
+            self.feed_waiting(batch, row as usize, transaction);
+        }
+    }
+
+    fn feed_waiting(&mut self, batch: u32, row: usize, transaction: TransactionIndex) {
+        self.waiting_rows -= 1;
+        let Some(rows) = self.rows_of(batch).cloned() else { return };
+        if let Some(stream) = rows.stream_id(row) {
+            self.numbers.entry(stream).waiting -= 1;
+        }
+        let first = rows.reference_row.partition_point(|of| (*of as usize) < row);
+        let end = rows.reference_row.partition_point(|of| (*of as usize) <= row);
+        drop(rows);
+        self.feed(batch, row, first..end, transaction);
+        self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
+    }
+
+    /// Whether everything in hand is done: nothing pending, nothing in flight, the cursor written.
+    pub(super) fn is_drained(&self) -> bool {
+        self.pending.is_empty()
+            && self.held_back.is_empty()
+            && !self.flush_in_flight
+            && self.runs_in_flight == 0
+            && self.rows_in_memory() == 0
+            && self.settle.is_empty()
+            && (self.flushes.is_empty() || !self.loaded)
+            && !(self.cursor_dirty && self.loaded)
+    }
+
+    /// The pause of a destination.
+    pub(super) fn pause_of(&mut self, destination: DestinationId) -> &mut Pause {
+        let at = match self.pauses.iter().position(|(of, _)| *of == destination) {
+            Some(at) => at,
+            None => {
+                self.pauses.push((destination, Pause::new()));
+                self.pauses.len() - 1
+            }
+        };
+        &mut self.pauses[at].1
+    }
+}

@@ -6,3 +6,6 @@ pub mod install;
 #[cfg(feature = "simulation")]
 pub mod model;
 pub mod postgres;
+pub mod schema_name;
+pub mod sql;
+pub mod sqlstate;
