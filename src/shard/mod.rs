@@ -3,9 +3,11 @@
 //! A shard owns its partitions' lanes. It is given messages through its ring, its partitions through
 //! [`Control`], and its right to publish through [`LeaseCell`].
 
+mod admit;
 mod claim;
 mod flush;
 mod numbering;
+mod pending;
 mod publish;
 mod settle;
 mod signal;
@@ -22,7 +24,8 @@ use crate::batch::{Pool, Rows};
 use crate::error::Error;
 use crate::ids::Incarnation;
 use crate::metrics::ShardMetrics;
-use crate::runtime::ring::{Budget, RingReceiver};
+use crate::runtime::budget::Budget;
+use crate::runtime::ring::RingReceiver;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{HeldPartition, Store, StoreError};
@@ -141,7 +144,6 @@ struct Shard<R, S, P> {
     runtime: R,
     store: Rc<S>,
     publisher: P,
-    ring: RingReceiver<Arrival>,
     budget: Arc<Budget>,
     lease: Arc<LeaseCell>,
     state: RefCell<state::State>,
@@ -161,7 +163,6 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         runtime: parts.runtime,
         store: parts.store,
         publisher: parts.publisher,
-        ring: parts.ring,
         budget: parts.budget,
         lease: parts.lease,
         state: RefCell::new(state::State::new(parts.settings, parts.metrics, parts.pool)),
@@ -173,7 +174,7 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         settle_signal: signal::Signal::default(),
     };
     let (report, ..) = futures_util::join!(
-        shard.arrivals(),
+        shard.arrivals(parts.ring),
         shard.flush_loop(),
         shard.publish_loop(),
         shard.claim_loop(),
@@ -184,12 +185,12 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     /// Takes what comes through the ring, until told to stop; then waits for the others to be done.
-    async fn arrivals(&self) -> ShardReport {
+    async fn arrivals(&self, mut ring: RingReceiver<Arrival>) -> ShardReport {
         loop {
-            self.take_arrivals();
+            self.take_arrivals(&mut ring);
             let stop_at = self.state.borrow().stopping;
             let Some(stop_at) = stop_at else {
-                self.ring.wait().await;
+                ring.wait().await;
                 continue;
             };
             let drained = self.state.borrow().is_drained();
@@ -205,11 +206,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 
-    fn take_arrivals(&self) {
-        while let Some(arrival) = self.ring.pop() {
+    fn take_arrivals(&self, ring: &mut RingReceiver<Arrival>) {
+        while let Some(arrival) = ring.pop() {
             match arrival {
                 Arrival::Submission(submission) => {
-                    let pending = flush::Pending::new(submission, self.runtime.now());
+                    let pending = pending::Pending::new(submission, self.runtime.now());
                     if self.state.borrow().stopping.is_some() {
                         self.answered(pending.answer(Some(&|| Error::ShutDown)));
                         continue;

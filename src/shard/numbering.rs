@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::flush::Pending;
+use super::pending::Pending;
 use super::state::State;
 use crate::batch::Rows;
 use crate::seam::store::{LastNumbers, NO_STREAM};

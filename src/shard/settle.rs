@@ -97,6 +97,7 @@ impl State {
     fn request(&self, taken: &SettleQueue, with_cursor: bool) -> SettleRequest {
         SettleRequest {
             shard: self.settings.shard,
+            ownership: self.ownership,
             cursor: with_cursor.then(|| self.ledger.cursor(&self.reader.read)),
             park: taken.park.clone(),
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),

@@ -12,20 +12,18 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use uuid::Uuid;
-
-use super::flush::Pending;
+use super::pending::Pending;
 use super::settle::SettleQueue;
 use crate::batch::{DestinationId, Pool, Rows};
 use crate::ids::{Epoch, Incarnation};
 use crate::metrics::ShardMetrics;
-use crate::plan::lanes::{Admission, Admitted, LaneIndex, Lanes, Source};
+use crate::plan::lanes::{LaneIndex, Lanes, Source};
 use crate::plan::ledger::{Ledger, TransactionIndex};
 use crate::plan::mutants::{self, Mutant};
-use crate::plan::numbers::{Numbers, UNFED};
+use crate::plan::numbers::Numbers;
 use crate::plan::retry::Pause;
 use crate::plan::snapshot::Snapshot;
-use crate::seam::store::{HeldPartition, ReadPosition, Spill, Stored};
+use crate::seam::store::{HeldPartition, ReadPosition};
 use crate::time::Tick;
 
 /// The figures a shard runs by; `engine::builder` makes them from the config, which checks the bounds.
@@ -255,7 +253,7 @@ impl State {
         }
         let read = read.unwrap_or_default();
         self.bases = self.held.iter().copied().zip(resolved).filter(|(_, base)| *base != read).collect();
-        self.reader = ReadPosition { read, page: None };
+        self.reader = ReadPosition { read, ..ReadPosition::default() };
         self.caught_up = false;
         self.loaded = true;
         self.must_load = false;
@@ -318,171 +316,6 @@ impl State {
                 self.drop_if_resolved(source.batch);
             }
         }
-    }
-
-    /// Feeds one row's references (on partitions held) to their lanes. The caller has counted them.
-    pub(super) fn feed(
-        &mut self,
-        batch: u32,
-        row: usize,
-        references: std::ops::Range<usize>,
-        transaction: TransactionIndex,
-    ) {
-        let Some(rows) = self.rows_of(batch).cloned() else { return };
-        let stream_seq = rows.stream_seq[row];
-        let single = rows.stream_id(row).is_none();
-        for reference in references {
-            let source = Source { batch, reference: reference as u32, transaction };
-            let destination = rows.reference_destination[reference];
-            let admission = Admission {
-                lane_id: rows.lane_id[row],
-                destination,
-                partition: rows.partition[row],
-                stream_seq,
-                single,
-                source,
-            };
-            match self.lanes.admit(&admission) {
-                Admitted::Queued => {}
-                Admitted::Known => self.resolve(source),
-                Admitted::Beside(lane) => {
-                    self.metrics.spilled_rows.add(1);
-                    self.settle.spill(
-                        Spill {
-                            lane_id: rows.lane_id[row],
-                            destination,
-                            partition: rows.partition[row],
-                            stream_seq,
-                            version: rows.version[row],
-                        },
-                        lane,
-                        source,
-                    );
-                }
-            }
-        }
-        if !single {
-            let entry = self.numbers.entry(rows.lane_id[row]);
-            entry.fed_seq = entry.fed_seq.max(stream_seq);
-        }
-    }
-
-    /// Whether a row stored by this shard may enter its lanes from memory (rule of admission).
-    pub(super) fn may_feed_from_memory(&mut self, stream: Option<Uuid>, stream_seq: i64, complete: bool) -> bool {
-        let Some(stream) = stream else { return true };
-        if mutants::active(Mutant::AdmissionWithoutPredecessor) {
-            return true;
-        }
-        let entry = self.numbers.entry(stream);
-        if entry.waiting > 0 {
-            return false;
-        }
-        (entry.fed_seq != UNFED && entry.fed_seq + 1 == stream_seq) || complete
-    }
-
-    /// Feeds what an answered flush stored, or leaves it to the claim.
-    pub(super) fn admit_flush(
-        &mut self,
-        number: i64,
-        stored: &Stored,
-        batches: Vec<Arc<Rows>>,
-        complete_when_sent: bool,
-    ) {
-        let Some(at) = self.flushes.iter().position(|record| record.number == number) else {
-            batches.into_iter().for_each(|rows| self.pool.give(rows));
-            return;
-        };
-        let full = self.rows_in_memory() >= self.settings.lane_rows_max;
-        let passed = self.flushes[at].passed;
-        if (!stored.owned || !self.loaded || full) && !passed {
-            self.left_max = self.left_max.max(stored.xid);
-            self.flushes.remove(at);
-            batches.into_iter().for_each(|rows| self.pool.give(rows));
-            return;
-        }
-        let complete = complete_when_sent && !stored.foreign;
-        let transaction = self.ledger.open(stored.xid, 1);
-        let mut record = match self.flushes.remove(at) {
-            Some(record) => record,
-            None => return,
-        };
-        record.answered = true;
-        record.transaction = transaction;
-        for rows in batches {
-            let batch = self.add_batch(rows.clone());
-            let mut reference = 0;
-            for row in 0..rows.len() {
-                let first = reference;
-                while reference < rows.reference_count() && rows.reference_row[reference] as usize == row {
-                    reference += 1;
-                }
-                if rows.due_unix_us[row] != 0 || !self.holds(rows.partition[row]) {
-                    continue;
-                }
-                let count = (reference - first) as u32;
-                if count > 0 {
-                    self.ledger.open(stored.xid, count);
-                    self.count_references(batch, count);
-                }
-                let stream = rows.stream_id(row);
-                if record.passed || self.may_feed_from_memory(stream, rows.stream_seq[row], complete) {
-                    self.metrics.rows_from_memory.add(1);
-                    self.feed(batch, row, first..reference, transaction);
-                } else {
-                    record.waiting.push((batch, row as u32));
-                    // Holds the batch, also for a row without references.
-                    self.count_references(batch, 1);
-                    self.waiting_rows += 1;
-                    if let Some(stream) = stream {
-                        self.numbers.entry(stream).waiting += 1;
-                    }
-                }
-            }
-            drop(rows);
-            self.drop_if_resolved(batch);
-        }
-        self.ledger.resolve(transaction);
-        if let Some(sentinel) = record.sentinel.take() {
-            self.ledger.resolve(sentinel);
-        }
-        self.cursor_dirty = true;
-        record.xid = stored.xid;
-        record.fed = record.passed;
-        let at = at.min(self.flushes.len());
-        self.flushes.insert(at, record);
-    }
-
-    /// The claim has come to one of the shard's own flushes.
-    pub(super) fn claim_passed(&mut self, number: i64, xid: u64) {
-        let Some(at) = self.flushes.iter().position(|record| record.number == number) else { return };
-        self.cursor_dirty = true;
-        let record = &mut self.flushes[at];
-        if !record.answered {
-            if !record.passed {
-                // The answer is on its way: until then the transaction counts as open.
-                record.passed = true;
-                record.sentinel = Some(self.ledger.open(xid, 1));
-            }
-            return;
-        }
-        record.fed = true;
-        let (waiting, transaction) = (std::mem::take(&mut record.waiting), record.transaction);
-        for (batch, row) in waiting {
-            self.feed_waiting(batch, row as usize, transaction);
-        }
-    }
-
-    fn feed_waiting(&mut self, batch: u32, row: usize, transaction: TransactionIndex) {
-        self.waiting_rows -= 1;
-        let Some(rows) = self.rows_of(batch).cloned() else { return };
-        if let Some(stream) = rows.stream_id(row) {
-            self.numbers.entry(stream).waiting -= 1;
-        }
-        let first = rows.reference_row.partition_point(|of| (*of as usize) < row);
-        let end = rows.reference_row.partition_point(|of| (*of as usize) <= row);
-        drop(rows);
-        self.feed(batch, row, first..end, transaction);
-        self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
     }
 
     /// Whether everything in hand is done: nothing pending, nothing in flight, the cursor written.
