@@ -9,3 +9,6 @@ pub mod postgres;
 pub mod schema_name;
 pub mod sql;
 pub mod sqlstate;
+pub mod target;
+#[cfg(feature = "tls")]
+mod tls;
