@@ -92,7 +92,9 @@ impl State {
             return;
         };
         let full = self.rows_in_memory() >= self.settings.lane_rows_max;
-        let passed = self.flushes[at].passed;
+        // The claim may have gone by with a request that did not know this flush yet, or the flush has no log row
+        // that is its own shard's: nothing else will come for it.
+        let passed = self.flushes[at].passed || self.reader.read.contains(stored.xid);
         if (!stored.owned || !self.loaded || full) && !passed {
             self.left_max = self.left_max.max(stored.xid);
             self.flushes.remove(at);
@@ -106,6 +108,7 @@ impl State {
             None => return,
         };
         record.answered = true;
+        record.passed = passed;
         record.transaction = transaction;
         for rows in batches {
             let batch = self.add_batch(rows.clone());
@@ -168,6 +171,17 @@ impl State {
         let (waiting, transaction) = (std::mem::take(&mut record.waiting), record.transaction);
         for (batch, row) in waiting {
             self.feed_waiting(batch, row as usize, transaction);
+        }
+    }
+
+    /// The reader has read these flushes whole, whatever rows of theirs it came by: none waits any longer.
+    pub(super) fn flushes_were_read(&mut self) {
+        let read = &self.reader.read;
+        let of_read = |record: &&super::state::FlushRecord| record.answered && !record.fed && read.contains(record.xid);
+        let numbers: Vec<(i64, u64)> =
+            self.flushes.iter().filter(of_read).map(|record| (record.number, record.xid)).collect();
+        for (number, xid) in numbers {
+            self.claim_passed(number, xid);
         }
     }
 

@@ -68,6 +68,7 @@ impl State {
             self.caught_up = true;
             self.bases.clear();
         }
+        self.flushes_were_read();
         let read = &self.reader.read;
         self.flushes.retain(|record| !(record.fed && read.contains(record.xid)));
         self.lanes.shed();
