@@ -150,7 +150,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.must_load,
                     state.runs_in_flight == 0,
                     state.loaded,
-                    state.rows_in_memory() >= state.settings.lane_rows_max,
+                    // Rows that wait for the claim are in memory as well, but only a claim can set them free.
+                    state.lanes.rows() >= state.settings.lane_rows_max,
                 )
             };
             if must_load && quiet {
