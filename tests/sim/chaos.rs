@@ -12,6 +12,8 @@ use crate::sink::Sink;
 
 /// Longest time an orderly stop is given.
 const STOP_MS: u64 = 3_000;
+/// Longest time until a process has noticed what befell it or the server.
+const NOTICE_MS: u64 = 3_000;
 
 /// Which faults a run has; weights of a draw.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,7 +129,7 @@ impl<F: Fn() -> Process> Chaos<F> {
 
     fn kill(&mut self) {
         if let Some(process) = self.take_one() {
-            self.sink.fault("kill");
+            self.sink.fault("kill", 0);
             process.kill();
         }
     }
@@ -135,7 +137,7 @@ impl<F: Fn() -> Process> Chaos<F> {
     fn stop(&mut self) {
         if let Some(process) = self.take_one() {
             // A stop that runs out of time may leave copies behind.
-            self.sink.fault("stop");
+            self.sink.fault("stop", STOP_MS);
             process.stop(self.runtime.below(STOP_MS));
         }
     }
@@ -145,19 +147,19 @@ impl<F: Fn() -> Process> Chaos<F> {
             return;
         }
         let at = self.runtime.below(self.processes.len() as u64) as usize;
-        self.sink.fault("stall");
         let ms = 10 + self.runtime.below(if self.runtime.per_mille(400) { 9_000 } else { 400 });
+        self.sink.fault("stall", ms + NOTICE_MS);
         self.processes[at].runtime.stall_until(self.runtime.now().plus_ms(ms));
     }
 
     fn crash(&mut self) {
-        self.sink.fault("crash");
+        self.sink.fault("crash", NOTICE_MS);
         let us = self.runtime.below(300_000);
         self.model.crash(us);
     }
 
     fn cut(&mut self) {
-        self.sink.fault("cut");
+        self.sink.fault("cut", 0);
         self.model.cut_connections(500);
     }
 
@@ -170,7 +172,7 @@ impl<F: Fn() -> Process> Chaos<F> {
     }
 
     fn skew(&mut self) {
-        self.sink.fault("skew");
+        self.sink.fault("skew", 0);
         let by = self.runtime.below(20_000_000) as i64 - 10_000_000;
         self.model.skew_clock_us(by);
     }

@@ -4,7 +4,8 @@
 //! - Order (P2): the first copy of a message comes after the first copies of all before it in its lane that are
 //!   not in the dead letters.
 //! - What is published is committed, under the numbers it bears.
-//! - A further copy needs a reason: an unknown outcome of the copy before, or a fault since that was sent.
+//! - A further copy needs a reason: an unknown outcome of the copy before, another owner, or a fault since that
+//!   was sent.
 //! - A run with an older fence of a partition starts only where an early take-over may have come first.
 
 use std::cell::RefCell;
@@ -40,6 +41,7 @@ struct Expected {
     /// When the run of the newest copy started, and whether its sender was told that it was accepted.
     last_started: Tick,
     last_unknown: bool,
+    last_fence: i64,
 }
 
 struct State {
@@ -47,7 +49,6 @@ struct State {
     lanes: BTreeMap<Lane, BTreeMap<i64, Expected>>,
     fences: BTreeMap<u32, i64>,
     last_fault: Tick,
-    faults: u64,
     copies: u64,
     accepted: u64,
 }
@@ -68,19 +69,17 @@ impl Sink {
             lanes: BTreeMap::new(),
             fences: BTreeMap::new(),
             last_fault: Tick(0),
-            faults: 0,
             copies: 0,
             accepted: 0,
         };
         Self { runtime: runtime.clone(), model: model.clone(), lease_ms, state: Rc::new(RefCell::new(state)) }
     }
 
-    /// Something happened after which a copy may go out.
-    pub fn fault(&self, what: &str) {
+    /// Something happened after which a copy may go out; whoever it befalls notices it within `lasting_ms`.
+    pub fn fault(&self, what: &str, lasting_ms: u64) {
         self.runtime.trace(|| format!("fault: {what}"));
         let mut state = self.state.borrow_mut();
-        state.faults += 1;
-        state.last_fault = self.runtime.now();
+        state.last_fault = state.last_fault.max(self.runtime.now().plus_ms(lasting_ms));
     }
 
     /// A run of this incarnation starts with these messages.
@@ -140,7 +139,8 @@ impl Sink {
             state.copies += 1;
             // A run that its sender had given up may arrive after the next one.
             let given_up = unknown && copy.started < of.last_started;
-            if !of.last_unknown && !given_up && last_fault < of.last_started {
+            let other_owner = copy.fence != of.last_fence;
+            if !of.last_unknown && !given_up && !other_owner && last_fault < of.last_started {
                 self.runtime.fail(format!("P3: a copy without a reason: {copy:?}, first at {:?}", of.last_started));
             }
         }
@@ -148,6 +148,7 @@ impl Sink {
         if copy.started >= of.last_started {
             of.last_started = copy.started;
             of.last_unknown = unknown;
+            of.last_fence = copy.fence;
         }
     }
 

@@ -283,7 +283,10 @@ pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Re
     let (lane_id, stream_seq, version) = (body.lane_id[0], body.stream_seq[0], body.version[0]);
     tx.model.0.runtime.trace(|| {
         let lane = lane_id.as_u128() as u32;
-        format!("store: {lane:x} {stream_seq}/{version} xid {xid} segment {segment} {}", body.message_id[0].as_u128() as u16)
+        format!(
+            "store: {lane:x} {stream_seq}/{version} xid {xid} segment {segment} {}",
+            body.message_id[0].as_u128() as u16
+        )
     });
     let free = if version > 0 {
         let key = (lane_id, version);
