@@ -134,6 +134,10 @@ impl State {
         self.ledger.resolve(transaction);
         self.cursor_dirty = true;
         self.flushes.push_back(record);
+        if self.reader.read.contains(stored.xid) {
+            // The claim has gone by and has seen no row of it: nothing else will come for it.
+            self.claim_passed(number);
+        }
     }
 
     /// The claim has come to one of the shard's own flushes.
@@ -150,6 +154,21 @@ impl State {
         let (waiting, transaction) = (std::mem::take(&mut record.waiting), record.transaction);
         for (batch, row) in waiting {
             self.feed_waiting(batch, row as usize, transaction);
+        }
+    }
+
+    /// The reader has read these flushes whole, whatever rows of theirs it came by: none waits any longer.
+    pub(super) fn flushes_were_read(&mut self) {
+        let mut at = 0;
+        while at < self.flushes.len() {
+            if !self.reader.read.contains(self.flushes[at].xid) {
+                at += 1;
+                continue;
+            }
+            if !self.flushes[at].fed {
+                self.claim_passed(self.flushes[at].number);
+            }
+            self.flushes.remove(at);
         }
     }
 

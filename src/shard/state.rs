@@ -210,8 +210,8 @@ impl State {
     pub(super) fn read_whole(&mut self) {
         self.caught_up = true;
         self.bases.clear();
+        self.flushes_were_read();
         let read = &self.reader.read;
-        self.flushes.retain(|record| !(record.fed && read.contains(record.xid)));
         if let Some((oldest, newest)) = self.left
             && newest < read.xmax()
             && !read.listed().iter().any(|xid| (oldest..=newest).contains(xid))
