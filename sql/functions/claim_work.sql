@@ -24,6 +24,7 @@ returns table (
     message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition int4, trace_flags int2,
     type_name text, content_type text, metadata bytea, payload bytea)
 language plpgsql volatile
+set jit = off
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$

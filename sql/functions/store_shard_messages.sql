@@ -37,6 +37,7 @@ create or replace function @schema@.store_shard_messages(
     out busy uuid[], out xid int8, out epoch uuid, out "position" int8, out owned bool, out is_foreign bool,
     out last_seq int8[], out last_version int8[])
 language plpgsql volatile
+set jit = off
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
