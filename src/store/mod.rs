@@ -10,3 +10,6 @@ pub mod rebase;
 pub mod schema_name;
 pub mod sql;
 pub mod sqlstate;
+pub mod target;
+#[cfg(feature = "tls")]
+mod tls;
