@@ -112,6 +112,8 @@ impl State {
         record.transaction = transaction;
         for rows in batches {
             let batch = self.add_batch(rows.clone());
+            // Held until all is fed: rows that are known already must not let go of the others' batch.
+            self.count_references(batch, 1);
             let mut reference = 0;
             for row in 0..rows.len() {
                 let first = reference;
@@ -141,7 +143,7 @@ impl State {
                 }
             }
             drop(rows);
-            self.drop_if_resolved(batch);
+            self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
         }
         self.ledger.resolve(transaction);
         if let Some(sentinel) = record.sentinel.take() {

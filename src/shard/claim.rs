@@ -37,6 +37,8 @@ impl State {
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
         let batch = self.add_batch(rows.clone());
+        // Held until all is fed: rows that are known already must not let go of the others' batch.
+        self.count_references(batch, 1);
         let mut reference = 0;
         let mut foreign = false;
         for log in &reply.logs {
@@ -58,7 +60,7 @@ impl State {
             reference += log.reference_count as usize;
         }
         drop(rows);
-        self.drop_if_resolved(batch);
+        self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
         if foreign {
             // Somebody else has stored: what was remembered of any stream may be old.
             self.numbers.forget_numbers();
