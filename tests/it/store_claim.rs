@@ -157,6 +157,31 @@ async fn a_deep_backlog_is_walked_whole_in_order_with_and_without_a_floor() {
     }
 }
 
+/// X has its id first and draws its position last, Y the other way round, and Y ends after the reader has read X:
+/// what X says of positions must not hide Y, whose id no snapshot has listed.
+#[tokio::test]
+async fn who_had_its_id_before_says_nothing_of_positions() {
+    let space = Space::new().await;
+    let mut owner = space.owner(1).await;
+    let stream = Uuid::now_v7();
+    let (x, y) = (space.schema.client().await, space.schema.client().await);
+    x.batch_execute("begin; select pg_current_xact_id()").await.unwrap();
+    y.batch_execute("begin").await.unwrap();
+    enlist(&y, &[(Uuid::now_v7(), 1, "y")]).await;
+    enlist(&x, &[(Uuid::now_v7(), 1, "x")]).await;
+    x.batch_execute("commit").await.unwrap();
+    let (texts, position) = owner.drain(&ReadPosition::default(), 10).await;
+    assert_eq!(texts, ["x"]);
+    y.batch_execute("commit").await.unwrap();
+    // Enough for the reader to walk by position.
+    let mut expected = vec!["y".to_owned()];
+    for n in 0..200 {
+        owner.store(&[message(stream, &n.to_string())]).await;
+        expected.push(n.to_string());
+    }
+    assert_eq!(owner.drain(&position, 10).await.0, expected);
+}
+
 /// Writers of every kind, and a reader that never stops: each message once, each stream in order.
 #[tokio::test]
 async fn nothing_is_skipped_or_read_twice_while_others_write() {
