@@ -115,23 +115,34 @@ create table @schema@.wh_segment (
     current int2 not null default 0 check (current between 0 and 2)
 );
 
+-- A segment that is being emptied: how far its rows have been found resolved, and its numbers been carried to
+-- wh_stream. What `seen` does not see has come later.
+create table @schema@.wh_rotation (
+    resolved_to int8 not null default 0,                                     -- position in wh_log
+    carried_to uuid not null default '00000000-0000-0000-0000-000000000000', -- lane in wh_outbox
+    segment int2 primary key,
+    is_resolved bool not null default false,
+    is_carried bool not null default false,
+    seen pg_snapshot not null
+);
+
 do $$
 begin
     for segment in 0..2 loop
-        execute format('create table @schema@.wh_outbox_%1$s partition of @schema@.wh_outbox for values in (%1$s)', segment);
-        execute format('create unique index wh_outbox_%1$s_lane on @schema@.wh_outbox_%1$s (lane_id, stream_seq)', segment);
-        execute format('create table @schema@.wh_log_%1$s partition of @schema@.wh_log for values in (%1$s)', segment);
+        execute format('create table %2$s.wh_outbox_%1$s partition of %2$s.wh_outbox for values in (%1$s)', segment, '@schema@');
+        execute format('create unique index wh_outbox_%1$s_lane on %2$s.wh_outbox_%1$s (lane_id, stream_seq)', segment, '@schema@');
+        execute format('create table %2$s.wh_log_%1$s partition of %2$s.wh_log for values in (%1$s)', segment, '@schema@');
         -- A claim walks by position and reads what its snapshot lists by xid, there by position as well: a page
         -- costs what it holds, whatever the backlog.
-        execute format('create index wh_log_%1$s_position on @schema@.wh_log_%1$s (position)', segment);
-        execute format('create index wh_log_%1$s_xid on @schema@.wh_log_%1$s (xid, position)', segment);
-        execute format('create index wh_log_%1$s_foreign on @schema@.wh_log_%1$s (xid) where not owned', segment);
+        execute format('create index wh_log_%1$s_position on %2$s.wh_log_%1$s (position)', segment, '@schema@');
+        execute format('create index wh_log_%1$s_xid on %2$s.wh_log_%1$s (xid, position)', segment, '@schema@');
+        execute format('create index wh_log_%1$s_foreign on %2$s.wh_log_%1$s (xid) where not owned', segment, '@schema@');
         -- A row of the log stays in its page: no TOAST, no compression.
-        execute format('alter table @schema@.wh_log_%s alter column partition set storage plain,'
+        execute format('alter table %2$s.wh_log_%1$s alter column partition set storage plain,'
             ' alter column destination_index set storage plain, alter column stream_seq set storage plain,'
             ' alter column version set storage plain, alter column lane_id set storage plain,'
-            ' alter column destination set storage main', segment);
-        execute format('alter table @schema@.wh_log_%s set (toast_tuple_target = 8160)', segment);
+            ' alter column destination set storage main', segment, '@schema@');
+        execute format('alter table %2$s.wh_log_%1$s set (toast_tuple_target = 8160)', segment, '@schema@');
     end loop;
 end
 $$;

@@ -5,10 +5,12 @@ pub mod budget;
 mod doorbell;
 #[cfg(all(feature = "glommio", target_os = "linux"))]
 pub mod glommio;
+pub mod probe;
 pub mod ring;
 #[cfg(feature = "simulation")]
 pub mod sim;
 mod socket_options;
 mod sync;
 mod tasks;
+pub mod thread;
 pub mod tokio;

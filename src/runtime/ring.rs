@@ -10,6 +10,7 @@
 //!
 //! Cost: a push is one compare-and-swap, one fence and one read while the shard is awake.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crossbeam::queue::ArrayQueue;
 
+pub use super::budget::Budget;
 use super::doorbell::Doorbell;
 
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl<T: Send> Ring<T> {
             doorbell: Doorbell::default(),
             closed: AtomicBool::new(false),
         });
-        (RingSender { shared: Arc::clone(&shared) }, RingReceiver { shared })
+        (RingSender { shared: Arc::clone(&shared) }, RingReceiver { shared, _one_thread: PhantomData })
     }
 }
 
@@ -103,16 +105,18 @@ impl<T: Send> RingSender<T> {
 #[derive(Debug)]
 pub struct RingReceiver<T> {
     shared: Arc<Shared<T>>,
+    /// Not shared between threads: one task waits.
+    _one_thread: PhantomData<Cell<()>>,
 }
 
 impl<T: Send> RingReceiver<T> {
     /// Takes the oldest value.
-    pub fn pop(&mut self) -> Option<T> {
+    pub fn pop(&self) -> Option<T> {
         self.shared.queue.pop()
     }
 
     /// Resolves as soon as a value is in the ring: at once if one is. It may be dropped at any time.
-    pub fn wait(&mut self) -> impl Future<Output = ()> + '_ {
+    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
         let shared = &*self.shared;
         std::future::poll_fn(|context| shared.doorbell.poll_work(context, || !shared.queue.is_empty()))
     }
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_gives_the_value_back() {
-        let (sender, mut receiver) = Ring::new(2);
+        let (sender, receiver) = Ring::new(2);
         assert_eq!(sender.push(1), Ok(()));
         assert_eq!(sender.push(2), Ok(()));
         assert_eq!(sender.push(3), Err(3));
@@ -187,7 +191,7 @@ mod tests {
     fn every_value_of_every_thread_arrives_once_and_in_its_order() {
         const THREADS: usize = 3;
         const VALUES: usize = 20_000;
-        let (sender, mut receiver) = Ring::new(128);
+        let (sender, receiver) = Ring::new(128);
         for thread in 0..THREADS {
             let sender = sender.clone();
             std::thread::spawn(move || {

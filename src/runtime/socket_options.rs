@@ -12,7 +12,10 @@ use socket2::{SockRef, TcpKeepalive};
 /// Idle time before the first probe; two more follow, so a silent peer is given up after some 25 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+#[cfg(target_os = "linux")]
 const KEEPALIVE_PROBES: u32 = 3;
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 pub(super) fn set_tcp(socket: &impl AsFd) -> io::Result<()> {
     let descriptor = socket.as_fd();
@@ -21,5 +24,9 @@ pub(super) fn set_tcp(socket: &impl AsFd) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     #[cfg(target_os = "linux")]
     let keepalive = keepalive.with_retries(KEEPALIVE_PROBES);
-    socket.set_tcp_keepalive(&keepalive)
+    socket.set_tcp_keepalive(&keepalive)?;
+    // Keepalive is silent while sent bytes wait for their acknowledgement; this is the limit for those.
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+    Ok(())
 }

@@ -113,13 +113,30 @@ impl Tasks {
 
     fn count_panic(&self, panic: &(dyn std::any::Any + Send)) {
         self.0.metrics.task_panics.add(1);
-        let text = panic
-            .downcast_ref::<&'static str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("(not a text)");
-        tracing::error!(panic = text, "a task of a shard panicked and has ended; the others go on");
+        tracing::error!(panic = panic_text(panic), "a task of a shard panicked and has ended; the others go on");
     }
+}
+
+/// A panic's words, if it has any.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&'static str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(not a text)")
+}
+
+/// Lets the other tasks of the thread run once.
+pub(super) async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl Slot {

@@ -18,7 +18,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::task::LocalSet;
 
 use super::socket_options;
-use super::tasks::Tasks;
+use super::tasks::{Tasks, yield_once};
 use crate::metrics::ShardMetrics;
 use crate::seam::dial::{Dial, SocketPlace};
 use crate::seam::runtime::Runtime;
@@ -75,7 +75,7 @@ impl Runtime for TokioRuntime {
     }
 
     fn yield_now(&self) -> impl Future<Output = ()> + 'static {
-        tokio::task::yield_now()
+        yield_once()
     }
 
     fn name(&self) -> &'static str {

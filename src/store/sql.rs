@@ -6,7 +6,8 @@
 //!   make (arguments, columns of the answer) is a new function, or comes with a migration that drops the old one.
 //! - Whatever changes in here after a release raises [`SCHEMA_VERSION`]: an older library must not put its own
 //!   functions back.
-//! - In the files `@schema@` stands for the quoted schema, `$$` quotes bodies, and nothing uses `E''` strings.
+//! - In the files `@schema@` stands for the quoted schema, `$$` quotes bodies, and nothing uses `E''` strings or
+//!   a string literal over several lines.
 
 /// One file.
 #[derive(Clone, Copy, Debug)]
@@ -59,4 +60,14 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "mark_dead",
     "take_partitions",
     "deregister_instance",
+    "wh_check_messages",
+    "wh_prove_last",
+    "wh_store_locked",
+    "store_outbox_messages",
+    "release_scheduled",
+    "wh_check_resolved",
+    "wh_carry_numbers",
+    "wh_truncate_segment",
+    "perform_maintenance",
+    "rebase",
 ];

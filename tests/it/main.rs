@@ -3,7 +3,10 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod install;
 mod store_claim;
+mod store_coordination;
 mod store_flush;
 mod store_kit;
+mod store_settle;
 mod support;
