@@ -6,6 +6,9 @@
 mod engine;
 mod connect;
 mod install;
+mod store_claim;
+mod store_coordination;
 mod store_flush;
 mod store_kit;
+mod store_settle;
 mod support;
