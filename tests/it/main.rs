@@ -3,7 +3,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod install;
+mod outbox_kit;
 mod store_flush;
 mod store_kit;
-mod install;
+mod store_outbox_messages;
 mod support;

@@ -30,13 +30,6 @@ use crate::seam::store::{
 };
 use crate::store::connect::Connect;
 use crate::store::schema_name::SchemaName;
-use crate::store::sqlstate::classify;
-
-impl From<tokio_postgres::Error> for StoreError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        classify(&error)
-    }
-}
 
 /// A statement of the engine and its place in a connection's cache.
 #[derive(Clone, Debug)]
