@@ -5,6 +5,7 @@
 
 mod install;
 mod outbox_kit;
+mod rotation;
 mod store_flush;
 mod store_kit;
 mod store_outbox_messages;

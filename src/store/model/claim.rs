@@ -186,6 +186,11 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
         }
         reply.logs.push(ClaimedLog { xid: log.xid, own_flush, reference_count });
     }
+    tx.model.0.runtime.trace(|| {
+        let (number, shard) = (request.incarnation.number, request.shard);
+        let logs: Vec<_> = reply.logs.iter().map(|log| (log.xid, log.own_flush)).collect();
+        format!("claim: {number}/{shard} read {} more {} {logs:?}", reply.position.read, reply.more)
+    });
     let mine = database.scheduled.values().filter(|of| request.partitions.contains(&of.body.partition[0]));
     reply.scheduled_in_ms = mine.map(|of| of.due).min().map(|due| if due <= now { 0 } else { in_ms(due, now) });
     Ok(reply)

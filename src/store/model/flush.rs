@@ -227,6 +227,9 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
     let xid = tx.xid();
     let position = tx.database().draw_position();
     let flush = (number, request.origin.shard, request.origin.flush_number);
+    tx.model.0.runtime.trace(|| {
+        format!("flush: {flush:?} xid {xid} owned {owned} foreign {foreign} looked up {look_up} read {}", request.read)
+    });
     let written = write_rows(&tx, &request, &before, segment).await?;
     write_log(&tx, &request, written, &before, position, segment, owned, flush);
     tx.pause().await?;
@@ -278,6 +281,13 @@ async fn write_rows(
 /// Puts one numbered message into its table. `false`: its number was taken, and it was passed over (mutant).
 pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Result<bool, StoreError> {
     let (lane_id, stream_seq, version) = (body.lane_id[0], body.stream_seq[0], body.version[0]);
+    tx.model.0.runtime.trace(|| {
+        let lane = lane_id.as_u128() as u32;
+        format!(
+            "store: {lane:x} {stream_seq}/{version} xid {xid} segment {segment} {}",
+            body.message_id[0].as_u128() as u16
+        )
+    });
     let free = if version > 0 {
         let key = (lane_id, version);
         tx.free_number(move |database| database.events.get(&key).map(|row| row.xid)).await?
@@ -326,6 +336,11 @@ fn write_log(
     let mut chunks: Vec<(bool, Vec<Reference>)> = Vec::new();
     chunks.extend(held.chunks(size).map(|chunk| (owned, chunk.to_vec())));
     chunks.extend(others.chunks(size).map(|chunk| (false, chunk.to_vec())));
+    let is_other = |body: &Body| request.held.binary_search(&body.partition[0]).is_err();
+    if others.is_empty() && request.rows.iter().any(is_other) {
+        // Without references as well: the streams' owner has to learn that its numbers are old.
+        chunks.push((false, Vec::new()));
+    }
     if chunks.is_empty() {
         chunks.push((owned, Vec::new()));
     }

@@ -120,6 +120,7 @@ struct Shared {
     switched_at: Cell<Tick>,
     /// When each incarnation's session lock was last lost, for the checkers.
     session_lost: RefCell<BTreeMap<i32, Tick>>,
+    last_cut: Cell<Tick>,
 }
 
 /// The simulated server.
@@ -145,6 +146,7 @@ impl Model {
             deadlocks: Cell::new(0),
             switched_at: Cell::new(runtime.now()),
             session_lost: RefCell::new(BTreeMap::new()),
+            last_cut: Cell::new(Tick(0)),
             runtime,
         }))
     }
@@ -237,6 +239,12 @@ impl Model {
         self.0.session_lost.borrow().get(&incarnation).copied()
     }
 
+    /// When a call last lost its connection.
+    #[must_use]
+    pub fn last_cut(&self) -> Tick {
+        self.0.last_cut.get()
+    }
+
     fn clock(&self) -> Tick {
         let now = self.0.runtime.now().0 as i64;
         Tick(now.saturating_add(self.0.clock_skew_us.get()).max(0) as u64)
@@ -302,11 +310,29 @@ impl Model {
             });
         }
         drop(call);
-        match select(hears_broken, hears_answer).await {
+        // Given up by its client, it is as lost as a cut one.
+        let mut waits = Waits { model: self, lost: true };
+        let answer = match select(hears_broken, hears_answer).await {
             Either::Left((Ok(()), _)) => Err(StoreError::ConnectionLost("cut".into())),
             // The other half went away without a word only because the call is answered, or the server crashed.
             Either::Left((Err(_), answer)) => answer.await.unwrap_or_else(|_| Err(crashed())),
             Either::Right((answer, _)) => answer.unwrap_or_else(|_| Err(crashed())),
+        };
+        waits.lost = matches!(answer, Err(StoreError::ConnectionLost(_)));
+        answer
+    }
+}
+
+/// A client that waits for its answer.
+struct Waits<'a> {
+    model: &'a Model,
+    lost: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.lost {
+            self.model.0.last_cut.set(self.model.0.runtime.now());
         }
     }
 }

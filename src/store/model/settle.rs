@@ -75,6 +75,28 @@ async fn settle(tx: Tx, request: Request) -> Result<SettleReply, StoreError> {
     }
     tx.pause().await?;
     let unparked = write_outcomes(&tx, &request)?;
+    tx.model.0.runtime.trace(|| {
+        let lane = |of: uuid::Uuid| of.as_u128() as u32;
+        format!(
+            "settle: {}/{} cursor {:?} park {:x?} spill {:x?} drained {:x?} dead {:x?} unpark {:x?} {unparked:?}",
+            request.incarnation,
+            request.shard,
+            request.cursor.as_ref().map(ToString::to_string),
+            request.park.iter().map(|of| (lane(of.lane_id), of.destination.index(), of.stream_seq)).collect::<Vec<_>>(),
+            request
+                .spill
+                .iter()
+                .map(|of| (lane(of.lane_id), of.destination.index(), of.stream_seq))
+                .collect::<Vec<_>>(),
+            request
+                .drained
+                .iter()
+                .map(|of| (lane(of.lane_id), of.destination.index(), of.stream_seq))
+                .collect::<Vec<_>>(),
+            request.dead.iter().map(|of| (lane(of.lane_id), of.destination.index(), of.stream_seq)).collect::<Vec<_>>(),
+            request.unpark.iter().map(|of| (lane(of.0), of.1.index())).collect::<Vec<_>>(),
+        )
+    });
     tx.pause().await?;
     let mut alone = None;
     if let Some(resolved) = request.cursor {

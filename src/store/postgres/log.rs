@@ -4,7 +4,8 @@
 //! - References of one stream keep their order, within a row and across rows.
 //! - A row holds references of held partitions only, or of others only, at most `LOG_REFERENCES_MAX` of them, and
 //!   stays in one page with its names.
-//! - There is at least one row, so that the flush can be found again.
+//! - There is at least one row, so that the flush can be found again, and one that is not owned if anything is
+//!   stored in a partition that is not held: its owner's remembered numbers are void from then on.
 
 use crate::batch::DestinationId;
 use crate::limits::LOG_REFERENCES_MAX;
@@ -51,6 +52,11 @@ impl LogRows {
         this.append(request, true, |partition| held_all || request.held.binary_search(&partition).is_ok());
         if !held_all {
             this.append(request, false, |partition| request.held.binary_search(&partition).is_err());
+            if this.owned.last() != Some(&false) {
+                // Messages without a destination, in streams of another owner: it has to learn from the log that the
+                // numbers it remembers are old.
+                this.close(false);
+            }
         }
         if this.end.is_empty() {
             this.close(true);
