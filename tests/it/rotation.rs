@@ -121,7 +121,7 @@ async fn a_late_writer_into_a_left_segment_is_published() {
         // A snapshot in which segment 0 is current. At READ COMMITTED it writes before the switch instead.
         let first = Message { payload: b"late 1".to_vec(), ..message(Uuid::now_v7(), "") };
         transaction.query_one("select current from wh_segment", &[]).await.unwrap();
-        if level == IsolationLevel::ReadCommitted {
+        if matches!(level, IsolationLevel::ReadCommitted) {
             call(&transaction, std::slice::from_ref(&first)).await.unwrap();
         }
         call(&client, &[message(Uuid::now_v7(), "m")]).await.unwrap();
@@ -131,7 +131,7 @@ async fn a_late_writer_into_a_left_segment_is_published() {
         assert!(maintain(&owner).await.rotated);
         assert_eq!(maintain(&owner).await.truncated, 0, "this step carries");
         // Found resolved and carried; now it writes where nobody expects it any more.
-        if level == IsolationLevel::RepeatableRead {
+        if matches!(level, IsolationLevel::RepeatableRead) {
             call(&transaction, &[first]).await.unwrap();
         }
         let stopped = maintain(&owner).await;
