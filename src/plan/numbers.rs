@@ -51,9 +51,14 @@ impl Numbers {
         Self { entries: HashMap::with_capacity(streams_max.min(1 << 16)), streams_max, mark: 0, generation: 1 }
     }
 
-    /// Begins to make up a flush: indexes given before are void. Sheds memory when over the bound.
+    /// Begins to make up a flush: indexes given before are void.
     pub fn begin_flush(&mut self) {
+        self.shed();
         self.mark += 1;
+    }
+
+    /// Sheds memory when over the bound. Not while a flush is being made up.
+    pub fn shed(&mut self) {
         if self.entries.len() > self.streams_max {
             // Rare and whole: what is shed costs one look-up when the stream comes again.
             self.entries.retain(|_, entry| entry.waiting > 0);

@@ -4,13 +4,14 @@
 //! - A row stored by this shard enters its lanes from memory only if everything before it in its stream has been
 //!   fed (`fed_seq + 1 == k`), or if nothing else can be outstanding: the reader had read everything, and no other
 //!   writer's log row lay outside that. Otherwise it waits for the claim, which comes by in the order of positions.
-//! - A transaction that the claim has seen before its flush was answered counts as open until the answer.
+//! - A flush without an answer has nothing in memory: if the claim comes by, it brings the rows itself, in their
+//!   place among those of other writers, and the answer then leaves all of them to the claim.
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::state::State;
+use super::state::{FlushRecord, State};
 use crate::batch::Rows;
 use crate::plan::lanes::{Admission, Admitted, Source};
 use crate::plan::ledger::TransactionIndex;
@@ -27,7 +28,7 @@ impl State {
         references: std::ops::Range<usize>,
         transaction: TransactionIndex,
     ) {
-        let Some(rows) = self.rows_of(batch).cloned() else { return };
+        let rows = self.rows_of(batch).clone();
         let stream_seq = rows.stream_seq[row];
         let single = rows.stream_id(row).is_none();
         for reference in references {
@@ -87,33 +88,18 @@ impl State {
         batches: Vec<Arc<Rows>>,
         complete_when_sent: bool,
     ) {
-        let Some(at) = self.flushes.iter().position(|record| record.number == number) else {
-            batches.into_iter().for_each(|rows| self.pool.give(rows));
-            return;
-        };
         let full = self.rows_in_memory() >= self.settings.lane_rows_max;
-        // The claim may have gone by with a request that did not know this flush yet, or the flush has no log row
-        // that is its own shard's: nothing else will come for it.
-        let passed = self.flushes[at].passed || self.reader.read.contains(stored.xid);
-        if (!stored.owned || !self.loaded || full) && !passed {
-            self.left_max = self.left_max.max(stored.xid);
-            self.flushes.remove(at);
+        let fed_by_claim = self.fed_meanwhile.contains(&stored.xid);
+        if !stored.owned || !self.loaded || full || fed_by_claim {
+            self.leave_to_claim(stored.xid);
             batches.into_iter().for_each(|rows| self.pool.give(rows));
             return;
         }
         let complete = complete_when_sent && !stored.foreign;
         let transaction = self.ledger.open(stored.xid, 1);
-        let mut record = match self.flushes.remove(at) {
-            Some(record) => record,
-            None => return,
-        };
-        record.answered = true;
-        record.passed = passed;
-        record.transaction = transaction;
+        let mut record = FlushRecord { number, xid: stored.xid, fed: false, transaction, waiting: Vec::new() };
         for rows in batches {
             let batch = self.add_batch(rows.clone());
-            // Held until all is fed: rows that are known already must not let go of the others' batch.
-            self.count_references(batch, 1);
             let mut reference = 0;
             for row in 0..rows.len() {
                 let first = reference;
@@ -129,7 +115,7 @@ impl State {
                     self.count_references(batch, count);
                 }
                 let stream = rows.stream_id(row);
-                if record.passed || self.may_feed_from_memory(stream, rows.stream_seq[row], complete) {
+                if self.may_feed_from_memory(stream, rows.stream_seq[row], complete) {
                     self.metrics.rows_from_memory.add(1);
                     self.feed(batch, row, first..reference, transaction);
                 } else {
@@ -143,32 +129,27 @@ impl State {
                 }
             }
             drop(rows);
-            self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
+            self.release_batch(batch);
         }
         self.ledger.resolve(transaction);
-        if let Some(sentinel) = record.sentinel.take() {
-            self.ledger.resolve(sentinel);
-        }
         self.cursor_dirty = true;
-        record.xid = stored.xid;
-        record.fed = record.passed;
-        let at = at.min(self.flushes.len());
-        self.flushes.insert(at, record);
+        self.flushes.push_back(record);
+        if self.reader.read.contains(stored.xid) {
+            // The claim has gone by and has seen no row of it: nothing else will come for it.
+            self.claim_passed(number);
+        }
     }
 
     /// The claim has come to one of the shard's own flushes.
-    pub(super) fn claim_passed(&mut self, number: i64, xid: u64) {
-        let Some(at) = self.flushes.iter().position(|record| record.number == number) else { return };
+    ///
+    /// # Panics
+    /// If its rows are not in memory: only a bug can ask a claim to leave out what is not there, and it would be
+    /// lost.
+    pub(super) fn claim_passed(&mut self, number: i64) {
+        let record = self.flushes.iter_mut().find(|record| record.number == number);
+        assert!(record.is_some(), "flush {number} was left out of a claim and is not in memory");
+        let Some(record) = record else { return };
         self.cursor_dirty = true;
-        let record = &mut self.flushes[at];
-        if !record.answered {
-            if !record.passed {
-                // The answer is on its way: until then the transaction counts as open.
-                record.passed = true;
-                record.sentinel = Some(self.ledger.open(xid, 1));
-            }
-            return;
-        }
         record.fed = true;
         let (waiting, transaction) = (std::mem::take(&mut record.waiting), record.transaction);
         for (batch, row) in waiting {
@@ -178,18 +159,22 @@ impl State {
 
     /// The reader has read these flushes whole, whatever rows of theirs it came by: none waits any longer.
     pub(super) fn flushes_were_read(&mut self) {
-        let read = &self.reader.read;
-        let of_read = |record: &&super::state::FlushRecord| record.answered && !record.fed && read.contains(record.xid);
-        let numbers: Vec<(i64, u64)> =
-            self.flushes.iter().filter(of_read).map(|record| (record.number, record.xid)).collect();
-        for (number, xid) in numbers {
-            self.claim_passed(number, xid);
+        let mut at = 0;
+        while at < self.flushes.len() {
+            if !self.reader.read.contains(self.flushes[at].xid) {
+                at += 1;
+                continue;
+            }
+            if !self.flushes[at].fed {
+                self.claim_passed(self.flushes[at].number);
+            }
+            self.flushes.remove(at);
         }
     }
 
     fn feed_waiting(&mut self, batch: u32, row: usize, transaction: TransactionIndex) {
         self.waiting_rows -= 1;
-        let Some(rows) = self.rows_of(batch).cloned() else { return };
+        let rows = self.rows_of(batch).clone();
         if let Some(stream) = rows.stream_id(row) {
             self.numbers.entry(stream).waiting -= 1;
         }

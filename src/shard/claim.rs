@@ -23,6 +23,8 @@ use crate::time::Tick;
 
 /// Copies of a parked lane fetched at a time.
 const DRAIN_ROWS_MAX: usize = 256;
+/// Log rows fed during one flush, beyond which the claim waits for its answer.
+const FED_MEANWHILE_MAX: usize = 65_536;
 /// Scheduled messages released at a time.
 const RELEASE_ROWS_MAX: usize = 1_000;
 /// Wait before a failed call to the database is made again.
@@ -34,20 +36,27 @@ impl State {
             return true;
         }
         let found = !reply.logs.is_empty();
+        self.numbers.shed();
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
         let batch = self.add_batch(rows.clone());
-        // Held until all is fed: rows that are known already must not let go of the others' batch.
-        self.count_references(batch, 1);
         let mut reference = 0;
         let mut foreign = false;
         for log in &reply.logs {
             self.cursor_dirty = true;
-            if let Some(number) = log.own_flush {
-                self.claim_passed(number, log.xid);
+            // A flush answered while the claim was under way could not be left out of it.
+            let in_memory = || self.flushes.iter().find(|record| record.xid == log.xid).map(|record| record.number);
+            if let Some(number) = log.own_flush.or_else(in_memory) {
+                self.claim_passed(number);
+                reference += log.reference_count as usize;
                 continue;
             }
-            foreign = true;
+            if self.flush_in_flight {
+                // Perhaps its own rows; its answer will tell.
+                self.fed_meanwhile.push(log.xid);
+            } else {
+                foreign = true;
+            }
             for row in reference..reference + log.reference_count as usize {
                 let partition = rows.partition[row];
                 if !self.holds(partition) || self.resolved_before(partition, log.xid) {
@@ -60,19 +69,15 @@ impl State {
             reference += log.reference_count as usize;
         }
         drop(rows);
-        self.resolve(Source { batch, reference: 0, transaction: TransactionIndex::NONE });
+        self.release_batch(batch);
         if foreign {
             // Somebody else has stored: what was remembered of any stream may be old.
             self.numbers.forget_numbers();
         }
         self.reader = reply.position;
         if self.reader.page.is_none() {
-            self.caught_up = true;
-            self.bases.clear();
+            self.read_whole();
         }
-        self.flushes_were_read();
-        let read = &self.reader.read;
-        self.flushes.retain(|record| !(record.fed && read.contains(record.xid)));
         self.lanes.shed();
         found
     }
@@ -111,6 +116,8 @@ impl State {
             let source = Source { batch, reference: row as u32, transaction: TransactionIndex::NONE };
             self.lanes.admit_copy(lane, rows.stream_seq[row], source);
         }
+        drop(rows);
+        self.release_batch(batch);
     }
 }
 
@@ -125,6 +132,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut cadence = Cadence::new(poll_ms, poll_ms_max);
         let mut last_claim = Tick(0);
         let mut scheduled_at = Tick::NEVER;
+        let mut scheduled_not_before = Tick(0);
         let mut not_before = Tick(0);
         loop {
             let now = self.runtime.now();
@@ -152,8 +160,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.must_load,
                     state.runs_in_flight == 0,
                     state.loaded,
-                    // Rows that wait for the claim are in memory as well, but only a claim can set them free.
-                    state.lanes.rows() >= state.settings.lane_rows_max,
+                    state.rows_claimed_in_memory() >= state.settings.lane_rows_max
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
                 )
             };
             if must_load && quiet {
@@ -171,9 +179,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
             if let Some(lane) = drain {
-                if self.wait_for_deletions(lane) {
-                    continue;
-                }
                 if let Err(error) = self.drain_lane(lane).await {
                     tracing::warn!(%error, "drain: trying again");
                     not_before = self.runtime.now().plus_us(RETRY_US);
@@ -181,14 +186,19 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 continue;
             }
             if scheduled_at <= now {
-                scheduled_at = Tick::NEVER;
-                match self.release_scheduled().await {
-                    Ok(_) => cadence.hurry(self.runtime.now()),
+                let released = self.release_scheduled().await;
+                let now = self.runtime.now();
+                match released {
+                    Ok(0) => scheduled_not_before = now.plus_us(RETRY_US), // Somebody else is at it.
+                    Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(%error, "scheduled messages: trying again");
-                        scheduled_at = self.runtime.now().plus_us(RETRY_US);
+                        scheduled_not_before = now.plus_us(RETRY_US);
                     }
                 }
+                // The claim that follows says when the next is due.
+                scheduled_at = Tick::NEVER;
+                cadence.hurry(now);
                 continue;
             }
             next_look = next_look.min(scheduled_at);
@@ -198,10 +208,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     now
                 } else if state.waiting_rows > 0 {
                     last_claim.plus_us(1_000)
-                } else if state.flushes.is_empty() {
+                } else if state.flushes.is_empty() && !state.has_left_to_claim() {
                     cadence.due()
                 } else {
-                    // Own flushes wait to be passed, so that the cursor can move.
+                    // Own flushes wait to be passed, so that the cursor can move, or to be read.
                     cadence.due().min(last_claim.plus_us(interval_us))
                 }
             };
@@ -215,7 +225,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 Ok((found, scheduled_in_ms)) => {
                     let now = self.runtime.now();
                     cadence.after(found, now);
-                    scheduled_at = scheduled_in_ms.map_or(Tick::NEVER, |ms| now.plus_ms(ms.max(0) as u64));
+                    scheduled_at = scheduled_in_ms
+                        .map_or(Tick::NEVER, |ms| now.plus_ms(ms.max(0) as u64).max(scheduled_not_before));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "claim: trying again");
@@ -291,18 +302,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         state.metrics.parked_lanes_now.set(state.lanes.parked_count() as u64);
         tracing::info!(shard, partitions = partitions.len(), read = %state.reader.read, "loaded");
         Ok(())
-    }
-
-    /// Whether copies of the lane are acknowledged and can still be read: the settlement is slower than its next
-    /// try. Then it is drained after their commit.
-    fn wait_for_deletions(&self, lane: LaneIndex) -> bool {
-        let mut state = self.state.borrow_mut();
-        let waits = state.lanes.lane(lane).deleting > 0;
-        if waits {
-            state.settle.drain_next(lane);
-            self.settle_signal.raise();
-        }
-        waits
     }
 
     async fn drain_lane(&self, lane: LaneIndex) -> Result<(), StoreError> {

@@ -16,16 +16,14 @@ use uuid::Uuid;
 use super::Shard;
 use super::numbering::FlushColumns;
 use super::pending::{Pending, split_by_streams};
-use super::state::FlushRecord;
 use crate::batch::Rows;
 use crate::error::Error;
 use crate::plan::gate::{Close, Gate};
-use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest};
+use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest, Stored};
 use crate::time::Tick;
 
 /// First and longest wait before what was locked elsewhere is tried again.
@@ -38,6 +36,8 @@ enum Outcome {
     Busy(Vec<Uuid>),
     Refused(StoreError),
     Again(StoreError),
+    /// The shard ends before anybody could say whether it was stored.
+    Unknown(StoreError),
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
@@ -79,7 +79,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.wait(&self.flush_signal, at).await;
                 continue;
             }
-            let taken = self.state.borrow_mut().collect(units_max);
+            let (taken, refused) = self.state.borrow_mut().collect(units_max);
+            self.answered(refused);
             if taken.is_empty() {
                 continue;
             }
@@ -115,6 +116,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
                     }
                 }
+                Outcome::Unknown(error) => {
+                    for pending in taken {
+                        self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
                 Outcome::Refused(_) => {
                     // One bad row must not cost its neighbours: halves, until it stands alone.
                     units_max = (units / 2).max(1);
@@ -144,8 +150,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 
-    /// Answers everything that waits with an error: the shard ends.
-    pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) {
+    /// Answers everything that waits with an error: the shard ends. Answers how many rows that were.
+    pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) -> usize {
         let all: Vec<Pending> = {
             let mut state = self.state.borrow_mut();
             state.pending_rows = 0;
@@ -153,9 +159,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let held: Vec<Pending> = state.held_back.drain(..).collect();
             held.into_iter().chain(state.pending.drain(..)).collect()
         };
-        for pending in all {
-            self.answered(pending.answer(Some(error)));
-        }
+        let rows = all.into_iter().map(|pending| pending.answer(Some(error))).sum();
+        self.answered(rows);
+        rows
     }
 
     /// One flush, from numbering to its answer. On success the callers have been answered.
@@ -169,16 +175,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             columns.number(state, &mut taken);
             state.flush_number += 1;
             let number = state.flush_number;
-            state.flushes.push_back(FlushRecord {
-                number,
-                passed: false,
-                answered: false,
-                xid: 0,
-                fed: false,
-                sentinel: None,
-                transaction: TransactionIndex::NONE,
-                waiting: Vec::new(),
-            });
             state.flush_in_flight = true;
             state.metrics.flushes.add(1);
             (
@@ -207,13 +203,27 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             held: &held,
         };
         let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
+        let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
-            answer = self.look_up(origin, &columns.stream_id, read.xmax(), reason).await;
+            answer = match self.look_up(origin, &columns.stream_id, read.xmax(), &reason).await {
+                Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
+                Ok(None) => Err(StoreError::ConnectionLost(reason)),
+                Err(error) => {
+                    let text = format!("{error}; whether the messages were stored is not known");
+                    unknown = Some(StoreError::ConnectionLost(text));
+                    Err(error)
+                }
+            };
         }
         drop(batches);
         let mut guard = self.state.borrow_mut();
         let state = &mut *guard;
         state.flush_in_flight = false;
+        let committed = if let Ok(StoreReply::Stored(stored)) = &answer { Some(stored.xid) } else { None };
+        if state.fed_meanwhile.iter().any(|xid| Some(*xid) != committed) {
+            // Somebody else has stored: what was remembered of any stream may be old.
+            state.numbers.forget_numbers();
+        }
         let outcome = match answer {
             Ok(StoreReply::Stored(stored)) => {
                 columns.correct(&mut taken, stored.looked_up.as_deref());
@@ -224,27 +234,24 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 if stored.looked_up.is_some() {
                     state.metrics.looked_up_flushes.add(1);
                 }
-                let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
                 if state.era == era && state.check_epoch(stored.epoch) {
+                    let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
                     state.admit_flush(origin.flush_number, &stored, rows, complete);
+                } else {
+                    state.leave_to_claim(stored.xid);
                 }
                 Outcome::Stored
             }
-            other => {
-                state.flushes.retain(|record| record.number != origin.flush_number);
-                match other {
-                    Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
-                    Err(StoreError::NumberTaken) => {
-                        // What was remembered is wrong: once more, with look-ups.
-                        state.numbers.forget_numbers();
-                        Outcome::Again(StoreError::NumberTaken)
-                    }
-                    Err(error @ StoreError::Refused { .. }) => Outcome::Refused(error),
-                    Err(error) => Outcome::Again(error),
-                    Ok(StoreReply::Stored(_)) => unreachable!("handled above"),
-                }
+            Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
+            Err(StoreError::NumberTaken) => {
+                // What was remembered is wrong: once more, with look-ups.
+                state.numbers.forget_numbers();
+                Outcome::Again(StoreError::NumberTaken)
             }
+            Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
+            Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
+        state.fed_meanwhile.clear();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();
@@ -263,18 +270,22 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         origin: Origin,
         stream_id: &[Uuid],
         since: u64,
-        reason: String,
-    ) -> Result<StoreReply, StoreError> {
+        reason: &str,
+    ) -> Result<Option<Stored>, StoreError> {
         if mutants::active(Mutant::BlindResend) {
-            return Err(StoreError::ConnectionLost(reason));
+            return Ok(None);
         }
-        tracing::warn!(shard = origin.shard, flush = origin.flush_number, %reason, "connection lost during a flush: looking it up");
+        tracing::warn!(
+            shard = origin.shard,
+            flush = origin.flush_number,
+            reason,
+            "connection lost during a flush: looking it up"
+        );
         self.state.borrow().metrics.reconnects.add(1);
         let mut wait_us = TRANSIENT_RETRY_US.0;
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
-                Ok(Some(stored)) => return Ok(StoreReply::Stored(stored)),
-                Ok(None) => return Err(StoreError::ConnectionLost(reason)),
+                Ok(found) => return Ok(found),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {

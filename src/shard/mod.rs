@@ -195,8 +195,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             };
             let drained = self.state.borrow().is_drained();
             if drained || self.runtime.now() >= stop_at {
-                let refused = self.state.borrow().pending_rows;
-                self.refuse_pending(&|| Error::ShutDown);
+                let refused = self.refuse_pending(&|| Error::ShutDown);
                 let rows_left = self.state.borrow().rows_in_memory();
                 self.state.borrow_mut().ended = true;
                 self.raise_all();

@@ -16,6 +16,16 @@ use super::state::State;
 use crate::batch::Rows;
 use crate::seam::store::{LastNumbers, NO_STREAM};
 
+/// The batch for writing. One that somebody else still holds (a caller, a call that was given up) costs a copy,
+/// nothing more.
+pub(super) fn unique(rows: &mut Arc<Rows>) -> &mut Rows {
+    if Arc::get_mut(rows).is_none() {
+        *rows = Arc::new(copy_of(rows));
+    }
+    let Some(unique) = Arc::get_mut(rows) else { unreachable!("a fresh batch has one holder") };
+    unique
+}
+
 fn copy_of(rows: &Rows) -> Rows {
     let mut copy = Rows::with_capacity(rows.len(), rows.arena.len());
     let mut start = 0;
@@ -54,13 +64,7 @@ impl FlushColumns {
         self.given.clear();
         state.numbers.begin_flush();
         for pending in taken {
-            // A caller that kept a handle to its batch costs a copy, nothing more.
-            if Arc::get_mut(&mut pending.rows).is_none() {
-                pending.rows = Arc::new(copy_of(&pending.rows));
-            }
-            if let Some(rows) = Arc::get_mut(&mut pending.rows) {
-                self.number_batch(state, rows);
-            }
+            self.number_batch(state, unique(&mut pending.rows));
         }
         self.partitions.sort_unstable();
         self.partitions.dedup();
@@ -109,7 +113,7 @@ impl FlushColumns {
         let Some(looked_up) = looked_up else { return };
         let mut at = 0;
         for pending in taken {
-            let Some(rows) = Arc::get_mut(&mut pending.rows) else { continue };
+            let rows = unique(&mut pending.rows);
             for row in 0..rows.len() {
                 let stream = self.row_stream[at];
                 at += 1;

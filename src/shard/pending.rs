@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::numbering::unique;
 use super::state::State;
 use super::{Submission, SubmissionReply};
 use crate::batch::Rows;
@@ -65,11 +66,10 @@ impl Pending {
                 match refused {
                     Some(error) => shared.refused.extend(unit_of.iter().map(|unit| (*unit, error()))),
                     None => {
-                        if let Some(original) = Arc::get_mut(&mut shared.rows) {
-                            for (row, of) in row_of.iter().enumerate() {
-                                original.stream_seq[*of as usize] = self.rows.stream_seq[row];
-                                original.version[*of as usize] = self.rows.version[row];
-                            }
+                        let original = unique(&mut shared.rows);
+                        for (row, of) in row_of.iter().enumerate() {
+                            original.stream_seq[*of as usize] = self.rows.stream_seq[row];
+                            original.version[*of as usize] = self.rows.version[row];
                         }
                     }
                 }
@@ -133,11 +133,12 @@ impl Pending {
 }
 
 impl State {
-    /// Takes from the queue what one flush may hold: whole units, within rows, bytes and `units_max`.
-    pub(super) fn collect(&mut self, units_max: usize) -> Vec<Pending> {
+    /// Takes from the queue what one flush may hold: whole units, within rows, bytes and `units_max`. Units that no
+    /// flush can hold are refused; answers also how many rows were.
+    pub(super) fn collect(&mut self, units_max: usize) -> (Vec<Pending>, usize) {
         let rows_max = self.settings.flush_rows_max.min(crate::limits::STORE_ROWS_MAX);
         let mut taken: Vec<Pending> = Vec::with_capacity(self.pending.len().min(64));
-        let (mut rows, mut bytes, mut units) = (0, 0, 0);
+        let (mut rows, mut bytes, mut units, mut refused) = (0, 0, 0, 0);
         let mut held_streams: Option<HashSet<Uuid>> = (!self.held_back.is_empty())
             .then(|| self.held_back.iter().flat_map(|pending| pending.rows.lane_id.iter().copied()).collect());
         while let Some(next) = self.pending.pop_front() {
@@ -183,7 +184,7 @@ impl State {
                         }
                         if let Some(whole) = whole {
                             let (message_id, size) = (whole.rows.message_id[0], whole.rows.len());
-                            whole.answer(Some(&|| Error::MessageLimit {
+                            refused += whole.answer(Some(&|| Error::MessageLimit {
                                 message_id,
                                 what: "number of messages in its unit of work",
                                 value: size.to_string(),
@@ -197,7 +198,7 @@ impl State {
             taken.extend(now);
             break;
         }
-        taken
+        (taken, refused)
     }
 
     pub(super) fn put_last(&mut self, pending: Pending) {

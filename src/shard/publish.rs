@@ -10,10 +10,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future};
 
 use super::Shard;
-use super::state::State;
+use super::state::{State, rows_of};
 use crate::batch::DestinationId;
 use crate::error::{FailureReason, bounded_error_text};
-use crate::plan::lanes::{LaneIndex, SlotIndex};
+use crate::plan::lanes::{LaneIndex, SlotIndex, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::plan::retry::{Retry, Verdict};
 use crate::seam::publisher::{PublishRun, Publisher, RunItem};
@@ -70,10 +70,10 @@ impl State {
             run.destination = destination;
             let (lanes, batches, fences) = (&mut self.lanes, &self.batches, &self.fences);
             lanes.take(destination, rows_max, per_lane, |slot, source| {
-                let Some(Some(batch)) = batches.get(source.batch as usize) else { return };
-                let row = batch.rows.reference_row[source.reference as usize] as usize;
-                let fence = fences.get(batch.rows.partition[row] as usize).copied().unwrap_or(0);
-                run.items.push(RunItem { rows: batch.rows.clone(), reference: source.reference, fence });
+                let rows = rows_of(batches, source.batch);
+                let row = rows.reference_row[source.reference as usize] as usize;
+                let fence = fences.get(rows.partition[row] as usize).copied().unwrap_or(0);
+                run.items.push(RunItem { rows: rows.clone(), reference: source.reference, fence });
                 slots.push(slot);
             });
             if slots.is_empty() {
@@ -191,9 +191,7 @@ impl State {
         match verdict {
             Verdict::Dead => {
                 let source = self.lanes.source_of(slot);
-                let version = self
-                    .rows_of(source.batch)
-                    .map_or(0, |rows| rows.version[rows.reference_row[source.reference as usize] as usize]);
+                let version = self.version_of(source);
                 self.lanes.die(lane);
                 self.settle.bury(
                     DeadLetter {
@@ -231,9 +229,7 @@ impl State {
                         self.resolve(source);
                         continue;
                     }
-                    let version = self
-                        .rows_of(source.batch)
-                        .map_or(0, |rows| rows.version[rows.reference_row[source.reference as usize] as usize]);
+                    let version = self.version_of(source);
                     self.metrics.spilled_rows.add(1);
                     let spill = Spill {
                         lane_id: of.lane_id,
@@ -248,6 +244,11 @@ impl State {
                 self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
             }
         }
+    }
+
+    fn version_of(&self, source: Source) -> i64 {
+        let rows = self.rows_of(source.batch);
+        rows.version[rows.reference_row[source.reference as usize] as usize]
     }
 
     fn destination_count(&self) -> usize {

@@ -71,8 +71,14 @@ impl SettleQueue {
         *self = Self::default();
     }
 
+    /// References on their way beside the log.
+    pub(super) fn spill_count(&self) -> usize {
+        self.spill.len()
+    }
+
     /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
-    /// kind (an unpark on its drained copies) waits while that kind is cut.
+    /// kind (copies beside the log on their parked row, an unpark on its drained copies) waits while that kind is
+    /// cut: copies without their parked row would be forgotten by the next owner.
     fn take(&mut self) -> Self {
         fn head<T>(from: &mut Vec<T>) -> Vec<T> {
             let rest = from.split_off(from.len().min(KIND_MAX));
@@ -80,11 +86,13 @@ impl SettleQueue {
         }
         let mut taken = Self {
             park: head(&mut self.park),
-            spill: head(&mut self.spill),
             drained: head(&mut self.drained),
             dead: head(&mut self.dead),
             ..Self::default()
         };
+        if self.park.is_empty() {
+            taken.spill = head(&mut self.spill);
+        }
         if self.park.is_empty() && self.spill.is_empty() && self.drained.is_empty() && self.dead.is_empty() {
             taken.unpark = head(&mut self.unpark);
             taken.drain_next = std::mem::take(&mut self.drain_next);

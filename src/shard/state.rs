@@ -59,20 +59,19 @@ pub(super) struct Batch {
     unresolved: u32,
 }
 
-/// One of the shard's own flushes that the claim has not passed yet.
+/// See [`State::rows_of`], for where other parts of the state are borrowed.
+pub(super) fn rows_of(batches: &[Option<Batch>], batch: u32) -> &Arc<Rows> {
+    let Some(Some(batch)) = batches.get(batch as usize) else { unreachable!("batch {batch} is not in memory") };
+    &batch.rows
+}
+
+/// One of the shard's own flushes whose rows are in memory, until the reader has read it whole.
 #[derive(Debug)]
 pub(super) struct FlushRecord {
     pub number: i64,
-    /// The claim came by before the answer did.
-    pub passed: bool,
-    /// Whether the answer is there.
-    pub answered: bool,
-    /// Its transaction, once known; the record goes when the reader has read that whole.
     pub xid: u64,
-    /// All its rows are in their lanes.
+    /// The claim has passed it: all its rows are in their lanes.
     pub fed: bool,
-    /// Keeps the transaction open until the answer is there.
-    pub sentinel: Option<TransactionIndex>,
     pub transaction: TransactionIndex,
     /// Rows that wait for the claim, in order: batch and row.
     pub waiting: Vec<(u32, u32)>,
@@ -95,8 +94,10 @@ pub(super) struct State {
 
     pub reader: ReadPosition,
     pub caught_up: bool,
-    /// The newest of the own transactions whose rows were left to the claim.
-    pub left_max: u64,
+    /// Oldest and newest of the own transactions whose rows were left to the claim, until it has read them.
+    left: Option<(u64, u64)>,
+    /// Transactions that the claim fed while a flush had no answer: it may be one of them.
+    pub fed_meanwhile: Vec<u64>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
     pub bases: Vec<(u32, Snapshot)>,
 
@@ -144,7 +145,8 @@ impl State {
             epoch: None,
             reader: ReadPosition::default(),
             caught_up: false,
-            left_max: 0,
+            left: None,
+            fed_meanwhile: Vec::new(),
             bases: Vec::new(),
             batches: Vec::new(),
             free_batches: Vec::new(),
@@ -180,12 +182,42 @@ impl State {
 
     /// Messages in memory that were stored and are not resolved.
     pub(super) fn rows_in_memory(&self) -> usize {
-        self.lanes.rows() + self.waiting_rows
+        self.rows_claimed_in_memory() + self.waiting_rows
+    }
+
+    /// The same without those that wait for the claim. This bounds the claim: what waits for it must not stop it.
+    pub(super) fn rows_claimed_in_memory(&self) -> usize {
+        self.lanes.rows() + self.settle.spill_count()
     }
 
     /// Everything of the shard's partitions that is committed has been fed, but for what waits.
     pub(super) fn complete_in_memory(&self) -> bool {
-        self.loaded && self.caught_up && self.reader.page.is_none() && self.reader.read.xmax() > self.left_max
+        self.loaded && self.caught_up && self.reader.page.is_none() && self.left.is_none()
+    }
+
+    /// Whether own transactions wait for the claim.
+    pub(super) fn has_left_to_claim(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// The rows of a transaction of this shard are left to the claim.
+    pub(super) fn leave_to_claim(&mut self, xid: u64) {
+        self.left = Some(self.left.map_or((xid, xid), |(oldest, newest)| (oldest.min(xid), newest.max(xid))));
+    }
+
+    /// The reader has read a snapshot whole. One that was taken before a transaction was committed can have a
+    /// later `xmax`: what it lists is not read.
+    pub(super) fn read_whole(&mut self) {
+        self.caught_up = true;
+        self.bases.clear();
+        self.flushes_were_read();
+        let read = &self.reader.read;
+        if let Some((oldest, newest)) = self.left
+            && newest < read.xmax()
+            && !read.listed().iter().any(|xid| (oldest..=newest).contains(xid))
+        {
+            self.left = None;
+        }
     }
 
     /// Another set of partitions, or another incarnation: everything is dropped and read anew.
@@ -224,7 +256,8 @@ impl State {
         self.parked_due.clear();
         self.drain.clear();
         self.bases.clear();
-        self.left_max = 0;
+        self.left = None;
+        self.fed_meanwhile.clear();
         self.reader = ReadPosition::default();
         self.cursor_dirty = false;
     }
@@ -266,9 +299,10 @@ impl State {
             .is_ok_and(|index| self.bases[index].1.contains(xid))
     }
 
-    /// Takes a batch into memory; its references are counted as they are admitted.
+    /// Takes a batch into memory; its references are counted as they are admitted. Whoever adds it holds it, as a
+    /// reference does, until [`State::release_batch`]: its first message may be resolved before its last is fed.
     pub(super) fn add_batch(&mut self, rows: Arc<Rows>) -> u32 {
-        let batch = Some(Batch { rows, unresolved: 0 });
+        let batch = Some(Batch { rows, unresolved: 1 });
         match self.free_batches.pop() {
             Some(index) => {
                 self.batches[index as usize] = batch;
@@ -282,8 +316,11 @@ impl State {
     }
 
     /// The rows of a batch in memory.
-    pub(super) fn rows_of(&self, batch: u32) -> Option<&Arc<Rows>> {
-        self.batches.get(batch as usize).and_then(Option::as_ref).map(|batch| &batch.rows)
+    ///
+    /// # Panics
+    /// If it is not there: only a bug can let a batch go before its last reference, and a message would be lost.
+    pub(super) fn rows_of(&self, batch: u32) -> &Arc<Rows> {
+        rows_of(&self.batches, batch)
     }
 
     /// So many references of the batch are unresolved.
@@ -293,10 +330,12 @@ impl State {
         }
     }
 
-    /// Gives a batch back that has no reference to resolve.
-    pub(super) fn drop_if_resolved(&mut self, batch: u32) {
-        if let Some(entry) = self.batches.get_mut(batch as usize)
-            && entry.as_ref().is_some_and(|entry| entry.unresolved == 0)
+    /// One reference less, or the hold of whoever added it; the last gives the batch back.
+    pub(super) fn release_batch(&mut self, batch: u32) {
+        let Some(entry) = self.batches.get_mut(batch as usize) else { return };
+        let Some(held) = entry else { return };
+        held.unresolved -= 1;
+        if held.unresolved == 0
             && let Some(batch_entry) = entry.take()
         {
             self.free_batches.push(batch);
@@ -310,12 +349,7 @@ impl State {
             self.ledger.resolve(source.transaction);
             self.cursor_dirty = true;
         }
-        if let Some(Some(entry)) = self.batches.get_mut(source.batch as usize) {
-            entry.unresolved -= 1;
-            if entry.unresolved == 0 {
-                self.drop_if_resolved(source.batch);
-            }
-        }
+        self.release_batch(source.batch);
     }
 
     /// Whether everything in hand is done: nothing pending, nothing in flight, the cursor written.

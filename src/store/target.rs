@@ -175,9 +175,23 @@ fn endpoints(config: &Config) -> Result<Vec<Endpoint>, TargetError> {
 /// Which option is wrong, if it is one whose name is known: anything else could be a piece of a password.
 fn hint(error: &tokio_postgres::Error) -> String {
     const OPTIONS: &[&str] = &[
-        "host", "hostaddr", "port", "user", "dbname", "connect_timeout", "keepalives", "keepalives_idle", "options",
-        "keepalives_interval", "keepalives_retries", "tcp_user_timeout", "target_session_attrs", "channel_binding",
-        "load_balance_hosts", "sslnegotiation", "application_name",
+        "host",
+        "hostaddr",
+        "port",
+        "user",
+        "dbname",
+        "connect_timeout",
+        "keepalives",
+        "keepalives_idle",
+        "options",
+        "keepalives_interval",
+        "keepalives_retries",
+        "tcp_user_timeout",
+        "target_session_attrs",
+        "channel_binding",
+        "load_balance_hosts",
+        "sslnegotiation",
+        "application_name",
     ];
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     let wrong = OPTIONS.iter().find(|option| cause == format!("invalid value for option `{option}`"));
