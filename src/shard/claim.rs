@@ -40,6 +40,11 @@ impl State {
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
         let batch = self.add_batch(rows.clone());
+        let last = rows.len().checked_sub(1).filter(|_| reply.position.page.is_some());
+        let last = last.and_then(|row| Some((rows.stream_id(row)?, rows.stream_seq[row])));
+        if !rows.is_empty() || reply.position.page.is_none() {
+            self.page_ends_in(last);
+        }
         let mut reference = 0;
         let mut foreign = false;
         for log in &reply.logs {
