@@ -28,7 +28,7 @@ pub struct Column<'a> {
 #[must_use]
 pub fn table(columns: &[Column<'_>]) -> Table {
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     let mut head = vec![Cell::new("")];
     head.extend(columns.iter().map(|column| Cell::new(&column.head).set_alignment(CellAlignment::Right)));
     table.set_header(head);
@@ -67,7 +67,7 @@ pub fn shard_table(figures: &Figures) -> Option<Table> {
         return None;
     }
     let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header([
         "shard",
         "core",

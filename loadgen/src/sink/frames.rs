@@ -152,7 +152,9 @@ impl Request {
                 let (messages, left) = rest.as_chunks::<MESSAGE_BYTES>();
                 left.is_empty().then(|| Self::Publish(messages.iter().map(SinkMessage::read).collect()))
             }
-            (2, [mode, ms @ ..]) => Some(Self::Mode(*MODES.get(*mode as usize)?, u32::from_be_bytes(ms.try_into().ok()?))),
+            (2, [mode, ms @ ..]) => {
+                Some(Self::Mode(*MODES.get(*mode as usize)?, u32::from_be_bytes(ms.try_into().ok()?)))
+            }
             (3, []) => Some(Self::Count),
             _ => None,
         }

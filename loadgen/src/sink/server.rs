@@ -73,9 +73,10 @@ async fn serve(mut socket: UnixStream, sink: &Mutex<Sink>) -> std::io::Result<()
                 send(&mut socket, &answers).await?;
             }
             Request::Mode(mode, ms) => {
-                let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
-                (sink.mode, sink.mode_until) = (mode, Instant::now() + Duration::from_millis(ms.into()));
-                drop(sink);
+                {
+                    let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+                    (sink.mode, sink.mode_until) = (mode, Instant::now() + Duration::from_millis(ms.into()));
+                }
                 send(&mut socket, &[]).await?;
             }
             Request::Count => {

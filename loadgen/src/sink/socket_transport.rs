@@ -201,7 +201,14 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(outcome(&transport, 2).await, PublishOutcome::Accepted);
-        for (mode, seq) in [(Mode::NotReady, 3), (Mode::Refuse, 4), (Mode::UnknownBefore, 5), (Mode::UnknownAfter, 6), (Mode::Silent, 7), (Mode::Late, 8)] {
+        for (mode, seq) in [
+            (Mode::NotReady, 3),
+            (Mode::Refuse, 4),
+            (Mode::UnknownBefore, 5),
+            (Mode::UnknownAfter, 6),
+            (Mode::Silent, 7),
+            (Mode::Late, 8),
+        ] {
             control.mode(mode, 60_000).await.unwrap();
             let outcome = outcome(&transport, seq).await;
             let fits = match mode {

@@ -85,7 +85,13 @@ impl Foreign {
         commits
     }
 
-    async fn once(&self, client: &Client, shape: Shape, random: &mut StdRng, payload: &mut Payload) -> Result<Vec<Stored>> {
+    async fn once(
+        &self,
+        client: &Client,
+        shape: Shape,
+        random: &mut StdRng,
+        payload: &mut Payload,
+    ) -> Result<Vec<Stored>> {
         let pause = Duration::from_millis(random.random_range(1..30));
         match shape {
             Shape::Plain => {
@@ -139,7 +145,13 @@ impl Foreign {
         }
     }
 
-    async fn store(&self, client: &Client, random: &mut StdRng, payload: &mut Payload, count: usize) -> Result<Vec<Stored>> {
+    async fn store(
+        &self,
+        client: &Client,
+        random: &mut StdRng,
+        payload: &mut Payload,
+        count: usize,
+    ) -> Result<Vec<Stored>> {
         let sql = format!(
             "select message_id, stream_seq, version from {}.store_outbox_messages($1, $2, $3, $4, $5, $6)",
             quoted(&self.schema)

@@ -159,7 +159,13 @@ mod tests {
     use super::*;
 
     fn stored(id: u128, seq: i64) -> Stored {
-        Stored { message_id: Uuid::from_u128(id), stream_id: Uuid::from_u128(99), stream_seq: seq, version: seq, payload_hash: 5 }
+        Stored {
+            message_id: Uuid::from_u128(id),
+            stream_id: Uuid::from_u128(99),
+            stream_seq: seq,
+            version: seq,
+            payload_hash: 5,
+        }
     }
 
     fn entry(id: u128, seq: i64) -> Entry {
@@ -192,7 +198,11 @@ mod tests {
         let clean = [entry(1, 1), entry(2, 2)];
         assert_eq!(of(&[clean[1], clean[0]], &events, &[]).order_violations, 1);
         assert_eq!(of(&clean[..1], &events, &[]).lost, 1, "stored and never published");
-        assert_eq!(of(&[clean[0], clean[1], entry(3, 3)], &events, &[stored(3, 3)]).lost, 1, "acknowledged, not stored");
+        assert_eq!(
+            of(&[clean[0], clean[1], entry(3, 3)], &events, &[stored(3, 3)]).lost,
+            1,
+            "acknowledged, not stored"
+        );
         assert_eq!(of(&[clean[0], clean[1], entry(3, 3)], &events, &[]).phantoms, 1);
         let mut other_bytes = clean;
         other_bytes[0].message.payload_hash = 6;
