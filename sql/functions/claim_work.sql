@@ -24,6 +24,7 @@ returns table (
     message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition int4, trace_flags int2,
     type_name text, content_type text, metadata bytea, payload bytea)
 language plpgsql volatile
+set jit = off
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
@@ -37,6 +38,10 @@ declare
     v_after int8 := coalesce(p_page_position, 0);
     v_from int8;
     v_walk_end int8;
+    v_limit int4;
+    v_few bool;
+    v_page_end int8;
+    v_size int8;
     v_found int4;
     v_position int8[];
     v_segment int2[];
@@ -61,82 +66,54 @@ begin
         v_ceiling := coalesce(pg_sequence_last_value('@schema@.wh_position'), 0) + 4095;
     end if;
 
-    if not exists (
-        select from @schema@.wh_log l where l.xid >= p_read_xmax and l.xid < v_xmax offset p_rows_max
-    ) then
-        -- Little is new: take it by transaction id and sort it.
-        v_walk_end := v_ceiling;
-        with candidate as (
-            select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.shard, l.flush_number,
-                cardinality(l.partition) as size
+    -- Little is new: take it by transaction id and sort it. Much is new: walk it in order, from where nothing unread
+    -- lies below; log rows have between none and 180 references, so begin with few and take more only if they do not
+    -- fill the page.
+    v_few := not exists (
+        select from @schema@.wh_log l where l.xid >= p_read_xmax and l.xid < v_xmax offset 128);
+    v_limit := case when v_few then p_rows_max else least(32, p_rows_max) end;
+    v_from := greatest(v_after, p_read_floor);
+    loop
+        v_walk_end := null;
+        if not v_few then
+            select l.position into v_walk_end
             from @schema@.wh_log l
-            where l.xid >= p_read_xmax and l.xid < v_xmax and l.position > v_after
-            union all
-            select l.*
-            from unnest(p_read_listed) x
-            cross join lateral (
-                select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.shard, l.flush_number,
-                    cardinality(l.partition) as size
-                from @schema@.wh_log l
-                where l.xid = x and l.position > v_after
-                order by l.position
-                limit p_rows_max + 1
-            ) l
-            where x < v_xmax
-        ), mine as (
-            select c.position, c.segment, c.xid, c.floor, o.own_flush,
-                case when o.own_flush is null then c.size else 0 end as size
-            from candidate c
-            cross join lateral (
-                select case when c.owned and c.incarnation = p_incarnation and c.flush_number = any (p_flushes)
-                    then c.flush_number end as own_flush
-            ) o
-            where not (c.xid = any (v_listed))
-                and not (c.owned and c.incarnation = p_incarnation and c.shard <> p_shard)
-            order by c.position
-            limit p_rows_max + 1
-        ), page as (
-            select m.*, sum(m.size) over (order by m.position) - m.size as size_before, count(*) over () as found
-            from mine m
-        )
-        select coalesce(max(p.found), 0), array_agg(p.position order by p.position),
-            array_agg(p.segment order by p.position), array_agg(p.xid order by p.position),
-            array_agg(p.own_flush order by p.position), greatest(v_floor, max(p.floor))
-        into v_found, v_position, v_segment, v_xid, v_own_flush, v_floor
-        from page p
-        where p.size_before < p_rows_max;
-    else
-        -- Much is new: walk it in order, from where nothing unread lies below.
-        v_from := greatest(v_after, p_read_floor);
-        select l.position into v_walk_end
-        from @schema@.wh_log l
-        where l.position > v_from and l.position <= v_ceiling
-        order by l.position
-        offset 2 * p_rows_max limit 1;
+            where l.position > v_from and l.position <= v_ceiling
+            order by l.position
+            offset v_limit + 256 limit 1;
+        end if;
         v_walk_end := coalesce(v_walk_end, v_ceiling);
+
         with candidate as (
-            (select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.shard, l.flush_number,
+            select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.flush_number,
                 cardinality(l.partition) as size
             from @schema@.wh_log l
-            where l.position > v_from and l.position <= v_walk_end
+            where v_few and l.position > v_after
+                and l.xid >= p_read_xmax and l.xid < v_xmax and not (l.xid = any (v_listed))
+                and not (l.owned and l.incarnation = p_incarnation and l.shard <> p_shard)
+            union all
+            (select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.flush_number,
+                cardinality(l.partition)
+            from @schema@.wh_log l
+            where not v_few and l.position > v_from and l.position <= v_walk_end
                 and l.xid >= p_read_xmax and l.xid < v_xmax and not (l.xid = any (v_listed))
                 and not (l.owned and l.incarnation = p_incarnation and l.shard <> p_shard)
             order by l.position
-            limit p_rows_max + 1)
+            limit v_limit + 1)
             union all
             select l.*
             from unnest(p_read_listed) x
             cross join lateral (
-                select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.shard, l.flush_number,
-                    cardinality(l.partition) as size
+                select l.position, l.segment, l.xid, l.floor, l.owned, l.incarnation, l.flush_number,
+                    cardinality(l.partition)
                 from @schema@.wh_log l
                 where l.xid = x and l.position > v_after and l.position <= v_walk_end
+                    and not (l.owned and l.incarnation = p_incarnation and l.shard <> p_shard)
                 order by l.position
-                limit p_rows_max + 1
+                limit v_limit + 1
             ) l
             where x < v_xmax and not (x = any (v_listed))
-                and not (l.owned and l.incarnation = p_incarnation and l.shard <> p_shard)
-        ), mine as (
+        ), found as (
             select c.position, c.segment, c.xid, c.floor, o.own_flush,
                 case when o.own_flush is null then c.size else 0 end as size
             from candidate c
@@ -145,18 +122,26 @@ begin
                     then c.flush_number end as own_flush
             ) o
             order by c.position
-            limit p_rows_max + 1
+            limit v_limit + 1
         ), page as (
-            select m.*, sum(m.size) over (order by m.position) - m.size as size_before, count(*) over () as found
-            from mine m
+            select f.*, sum(f.size) over (order by f.position) - f.size as size_before, count(*) over () as found
+            from found f
         )
-        select coalesce(max(p.found), 0), array_agg(p.position order by p.position),
+        select coalesce(max(p.found), 0), coalesce(sum(p.size), 0), array_agg(p.position order by p.position),
             array_agg(p.segment order by p.position), array_agg(p.xid order by p.position),
             array_agg(p.own_flush order by p.position), greatest(v_floor, max(p.floor))
-        into v_found, v_position, v_segment, v_xid, v_own_flush, v_floor
+        into v_found, v_size, v_position, v_segment, v_xid, v_own_flush, v_floor
         from page p
         where p.size_before < p_rows_max;
-    end if;
+        exit when v_size >= p_rows_max or v_limit >= p_rows_max
+            or (v_found <= v_limit and v_walk_end = v_ceiling);
+        v_limit := least(v_limit * 8, p_rows_max);
+    end loop;
+    v_page_end := case
+        -- Cut by size, or by the limit on log rows: there may be more behind the last one taken.
+        when v_found > cardinality(v_position) or v_found > v_limit then v_position[cardinality(v_position)]
+        when v_walk_end < v_ceiling then v_walk_end
+    end;
 
     select greatest(0, ceil(extract(epoch from s.due - clock_timestamp()) * 1000))::int8 into v_scheduled
     from (
@@ -168,9 +153,7 @@ begin
     order by s.due
     limit 1;
 
-    return query select v_epoch, v_xmax, v_listed,
-        case when v_found > coalesce(cardinality(v_position), 0) then v_position[cardinality(v_position)]
-            when v_walk_end < v_ceiling then v_walk_end end,
+    return query select v_epoch, v_xmax, v_listed, v_page_end,
         v_floor, v_ceiling, v_xid, v_own_flush, v_scheduled,
         null::int4, null::text, null::int8, null::int8, null::int8, null::uuid, null::uuid, null::uuid, null::uuid,
         null::uuid, null::uuid, null::int4, null::int2, null::text, null::text, null::bytea, null::bytea;
@@ -187,12 +170,19 @@ begin
             coalesce(e.metadata, o.metadata), coalesce(e.payload, o.payload)
         from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
         join @schema@.wh_log l on l.segment = k.segment and l.position = k.position
-        cross join lateral unnest(l.partition, l.destination_index, l.stream_seq, l.version, l.lane_id)
-            with ordinality r(partition, destination, stream_seq, version, lane_id, turn)
-        left join @schema@.wh_event_store e
-            on r.version > 0 and e.stream_id = r.lane_id and e.version = r.version
-        left join @schema@.wh_outbox o
-            on r.version = 0 and o.segment = l.segment and o.lane_id = r.lane_id and o.stream_seq = r.stream_seq
+        cross join lateral (
+            select generate_series(1, cardinality(l.partition)) as turn, unnest(l.partition) as partition,
+                unnest(l.destination_index) as destination, unnest(l.stream_seq) as stream_seq,
+                unnest(l.version) as version, unnest(l.lane_id) as lane_id
+        ) r
+        -- A null key ends the probe before it begins.
+        left join @schema@.wh_event_store e on e.stream_id = r.lane_id and e.version = nullif(r.version, 0)
+        left join lateral (
+            select o.*
+            from @schema@.wh_outbox o
+            where o.segment = l.segment and o.lane_id = r.lane_id
+                and o.stream_seq = case when r.version = 0 then r.stream_seq end
+        ) o on true
         where k.own_flush is null and r.partition = any (p_partitions)
         order by k.turn, r.turn;
     end if;

@@ -9,6 +9,7 @@ create or replace function @schema@.find_flush(
     p_incarnation int4, p_shard int2, p_flush int8, p_since int8, p_stream_id uuid[])
 returns table (xid int8, epoch uuid, "position" int8, owned bool, last_seq int8[], last_version int8[])
 language plpgsql volatile
+set jit = off
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$

@@ -15,6 +15,7 @@ set jit = off
 as $$
 declare
     v_now constant timestamptz := clock_timestamp();
+    v_lock_timeout constant text := current_setting('lock_timeout');
     v_partition_count int4;
     v_candidate int8[];
     v_partition int4;
@@ -54,7 +55,7 @@ begin
             begin
                 perform set_config('lock_timeout', '20ms', true);
                 perform pg_advisory_xact_lock_shared(wh_lock_class(1), v_partition);
-                perform set_config('lock_timeout', '0', true);
+                perform set_config('lock_timeout', v_lock_timeout, true);
                 v_locked_partitions := v_locked_partitions || v_partition;
             exception when lock_not_available then
                 null;

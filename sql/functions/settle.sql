@@ -24,6 +24,7 @@ create or replace function @schema@.settle(
     p_unpark_lane uuid[], p_unpark_destination text[], p_unpark_partition int4[],
     out fenced bool, out epoch uuid, out unparked bool[])
 language plpgsql volatile
+set jit = off
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$

@@ -38,11 +38,13 @@ impl Doorbell {
             return Poll::Ready(());
         }
         self.waker.register(context.waker());
-        self.asleep.store(true, Ordering::Release);
+        // An exchange and not a store: all writes of `asleep` are exchanges, so their order is one for everybody
+        // and a late ringer's `false` cannot come to lie over this.
+        self.asleep.swap(true, Ordering::AcqRel);
         // Pairs with the fence in `ring`: a ringer that does not see `asleep` has its work seen below.
         fence(Ordering::SeqCst);
         if has_work() {
-            self.asleep.store(false, Ordering::Relaxed);
+            self.asleep.swap(false, Ordering::AcqRel);
             return Poll::Ready(());
         }
         Poll::Pending
@@ -50,7 +52,7 @@ impl Doorbell {
 
     /// Lets go of the waker, on the sleeper's own thread: some executors want their wakers back there.
     pub fn forget_waker(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.asleep.swap(false, Ordering::AcqRel);
         drop(self.waker.take());
     }
 }

@@ -68,12 +68,7 @@ pub async fn migrate(client: &mut Client, schema: &SchemaName, partition_count: 
     let mut attempt = 1;
     loop {
         match migrate_once(client, schema, partition_count).await {
-            // The wait itself was the pause.
-            Err(Error::Store(StoreError::Transient { sqlstate, .. }))
-                if attempt < ATTEMPTS_MAX && matches!(sqlstate.as_str(), "55P03" | "40P01" | "40001") =>
-            {
-                attempt += 1;
-            }
+            Err(error) if attempt < ATTEMPTS_MAX && retry_locks(&error) => attempt += 1,
             outcome => return outcome,
         }
     }
@@ -84,6 +79,12 @@ pub async fn migrate(client: &mut Client, schema: &SchemaName, partition_count: 
 /// # Errors
 /// [`Error::Schema`] with what to do about it.
 pub async fn verify(client: &Client, schema: &SchemaName, partition_count: Option<u32>) -> Result<Installed> {
+    check_version(client, schema).await?;
+    check_place(client, schema, partition_count).await
+}
+
+/// Checks that the schema is installed in this library's version.
+pub(super) async fn check_version(client: &Client, schema: &SchemaName) -> Result<()> {
     let Some(applied) = read_record(client, schema).await? else {
         return Err(Error::Schema(format!(
             "schema {schema} has no Corelane installation: run `corelane migrate`, or start the engine with migrate(true)"
@@ -103,14 +104,10 @@ pub async fn verify(client: &Client, schema: &SchemaName, partition_count: Optio
             missing.len()
         )));
     }
-    check_place(client, schema, partition_count).await
+    Ok(())
 }
 
-async fn check_place(
-    client: &impl GenericClient,
-    schema: &SchemaName,
-    partition_count: Option<u32>,
-) -> Result<Installed> {
+async fn check_place(client: &Client, schema: &SchemaName, partition_count: Option<u32>) -> Result<Installed> {
     let statement = format!("select fits, why_not, partition_count, generation from {schema}.check_installation()");
     let row = client.query_one(&statement, &[]).await.map_err(store)?;
     if !row.get::<_, bool>(0) {
@@ -119,32 +116,52 @@ async fn check_place(
     }
     let installed = Installed { partition_count: row.get::<_, i32>(2).unsigned_abs(), generation: row.get(3) };
     match partition_count {
-        Some(wanted) if wanted != installed.partition_count => Err(other_count(schema, wanted, installed)),
+        Some(wanted) if wanted != installed.partition_count => {
+            Err(other_count(schema, wanted, installed.partition_count))
+        }
         _ => Ok(installed),
     }
 }
 
-fn other_count(schema: &SchemaName, wanted: u32, installed: Installed) -> Error {
+/// The count alone: a restored schema is migrated before it is rebased.
+async fn check_count(transaction: &Transaction<'_>, schema: &SchemaName, wanted: u32) -> Result<()> {
+    let statement = format!("select partition_count from {schema}.wh_installation");
+    let installed = transaction.query_one(&statement, &[]).await.map_err(store)?.get::<_, i32>(0).unsigned_abs();
+    if wanted == installed { Ok(()) } else { Err(other_count(schema, wanted, installed)) }
+}
+
+fn other_count(schema: &SchemaName, wanted: u32, installed: u32) -> Error {
     Error::Schema(format!(
-        "partitions.count = {wanted}, but schema {schema} was installed with {}: the count is fixed at install, \
-         configure {} or install into another schema",
-        installed.partition_count, installed.partition_count
+        "partitions.count = {wanted}, but schema {schema} was installed with {installed}: the count is fixed at \
+         install, configure {installed} or install into another schema"
     ))
 }
 
-async fn migrate_once(client: &mut Client, schema: &SchemaName, partition_count: u32) -> Result<Migrated> {
+/// Whether an attempt failed at somebody's lock. The wait for it was the pause before the next.
+pub(super) fn retry_locks(error: &Error) -> bool {
+    matches!(error, Error::Store(StoreError::Transient { sqlstate, .. })
+        if matches!(sqlstate.as_str(), "55P03" | "40P01" | "40001"))
+}
+
+/// A transaction with the installer's lock and bounded waits.
+pub(super) async fn begin_locked<'a>(client: &'a mut Client, schema: &SchemaName) -> Result<Transaction<'a>> {
     let transaction =
         client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await.map_err(store)?;
     let settings = format!(
-        "set local lock_timeout = {LOCK_TIMEOUT_MS}; set local client_min_messages = warning; set local search_path = pg_catalog"
+        "set local lock_timeout = {LOCK_TIMEOUT_MS}; set local client_min_messages = warning; \
+         set local search_path = pg_catalog"
     );
     transaction.batch_execute(&settings).await.map_err(store)?;
     let key = lock_key(schema);
     transaction.execute("select pg_advisory_xact_lock($1, $2)", &[&LOCK_CLASS, &key]).await.map_err(store)?;
+    Ok(transaction)
+}
 
+async fn migrate_once(client: &mut Client, schema: &SchemaName, partition_count: u32) -> Result<Migrated> {
+    let transaction = begin_locked(client, schema).await?;
     // Later statements than the lock: they see what another migration has done meanwhile.
     let migrated = apply_missing(&transaction, schema, partition_count).await?;
-    check_place(&transaction, schema, Some(partition_count)).await?;
+    check_count(&transaction, schema, partition_count).await?;
     transaction.commit().await.map_err(store)?;
     Ok(migrated)
 }
@@ -308,6 +325,6 @@ fn lock_key(schema: &SchemaName) -> i32 {
     i32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
 }
 
-fn store(error: tokio_postgres::Error) -> Error {
+pub(super) fn store(error: tokio_postgres::Error) -> Error {
     Error::Store(classify(&error))
 }

@@ -6,6 +6,7 @@ pub mod install;
 #[cfg(feature = "simulation")]
 pub mod model;
 pub mod postgres;
+pub mod rebase;
 pub mod schema_name;
 pub mod sql;
 pub mod sqlstate;

@@ -69,4 +69,5 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "wh_carry_numbers",
     "wh_truncate_segment",
     "perform_maintenance",
+    "rebase",
 ];

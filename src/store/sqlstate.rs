@@ -2,45 +2,42 @@
 //!
 //! Invariants
 //! - `ConnectionLost` is the cautious answer: whatever leaves it open whether a COMMIT took place is that.
-//! - What a shard gets carries no detail of the server's: that quotes rows, so payloads.
+//! - The server's detail is left out: it quotes rows, so payloads. Its hint is not.
 //! - Only the driver's own findings, which have no SQLSTATE, are told apart by their (English, fixed) words.
 
 use std::error::Error as _;
 
 use tokio_postgres::Error as PostgresError;
-use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::seam::store::StoreError;
 
 /// SQLSTATE of errors that are the client's own finding.
 const CLIENT_PROTOCOL: &str = "08P01";
 
-impl StoreError {
-    /// The error of a statement that writes numbers or reads messages, as the shards act on it: a number that
-    /// was taken (23505) is [`StoreError::NumberTaken`], and no row is quoted.
-    #[must_use]
-    pub fn from_postgres(error: &PostgresError) -> Self {
-        match error.as_db_error() {
-            Some(refusal) if refusal.code().code() == "23505" => Self::NumberTaken,
-            Some(refusal) => from_database(refusal, false),
-            None => from_driver(error),
-        }
-    }
-}
-
-/// The error of a statement that touches no message (installation, settings): a taken number is a refusal like
-/// any other, and the server's detail is part of the text.
+/// What an error means, without regard to the statement: a unique value that was taken (23505) is a refusal.
 #[must_use]
 pub fn classify(error: &PostgresError) -> StoreError {
     match error.as_db_error() {
-        Some(refusal) => from_database(refusal, true),
+        Some(refusal) => from_database(refusal),
         None => from_driver(error),
+    }
+}
+
+impl StoreError {
+    /// What an error means of a statement that writes numbers: one that was taken is [`StoreError::NumberTaken`].
+    #[must_use]
+    pub fn from_postgres(error: &PostgresError) -> Self {
+        match error.code() {
+            Some(code) if *code == SqlState::UNIQUE_VIOLATION => Self::NumberTaken,
+            _ => classify(error),
+        }
     }
 }
 
 impl From<PostgresError> for StoreError {
     fn from(error: PostgresError) -> Self {
-        Self::from_postgres(&error)
+        classify(&error)
     }
 }
 
@@ -52,11 +49,11 @@ fn is_broken_connection(error: &PostgresError) -> bool {
         .is_some_and(|cause| cause.kind() != std::io::ErrorKind::InvalidData)
 }
 
-fn from_database(refusal: &DbError, with_detail: bool) -> StoreError {
+fn from_database(refusal: &DbError) -> StoreError {
     let mut text = refusal.message().to_owned();
-    for more in [refusal.detail().filter(|_| with_detail), refusal.hint()].into_iter().flatten() {
+    if let Some(hint) = refusal.hint() {
         text.push_str("; ");
-        text.push_str(more);
+        text.push_str(hint);
     }
     let ends_session = matches!(refusal.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
     meaning(refusal.code().code(), ends_session, bounded(&text))
@@ -116,7 +113,7 @@ mod tests {
         match meaning(code, false, String::new()) {
             StoreError::ConnectionLost(_) => "lost",
             StoreError::Refused { .. } => "refused",
-            StoreError::NumberTaken => "taken, which is not decided here",
+            StoreError::NumberTaken => "a number, which is not decided here",
             StoreError::Transient { .. } => "transient",
             StoreError::Denied { .. } => "denied",
         }

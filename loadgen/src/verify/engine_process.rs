@@ -3,3 +3,9 @@ use clap::Args;
 /// stub
 #[derive(Clone, Debug, Args)]
 pub struct EngineArgs {}
+/// stub
+/// # Errors
+/// never
+pub async fn run(_: EngineArgs) -> crate::failure::Result<()> {
+    Ok(())
+}
