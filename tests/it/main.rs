@@ -3,8 +3,10 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod dump;
 mod install;
 mod outbox_kit;
+mod rebase;
 mod rotation;
 mod store_flush;
 mod store_kit;
