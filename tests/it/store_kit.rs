@@ -61,6 +61,12 @@ impl Space {
         Rc::new(Dial(self.schema.url.clone()))
     }
 
+    /// The owner's lease is past, by the database's clock.
+    pub async fn expire(&self, owner: &Owner) {
+        let sql = "update wh_instance set lease_until = '-infinity' where number = $1";
+        self.schema.client().await.execute(sql, &[&owner.incarnation.number]).await.unwrap();
+    }
+
     /// A new incarnation that has taken what is free.
     pub async fn owner(&self, shards: u16) -> Owner {
         let coordination = PostgresCoordination::new(self.dial(), &self.name);
