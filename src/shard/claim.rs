@@ -163,7 +163,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 let state = self.state.borrow();
                 (
                     state.must_load,
-                    state.runs_in_flight == 0,
+                    state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
                     state.rows_claimed_in_memory() >= state.settings.lane_rows_max
                         || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
