@@ -263,11 +263,7 @@ async fn a_taker_waits_for_settlements_under_way() {
     let marking = heir.coordination.mark_dead(member, false);
     let ending = async {
         let watch = space.schema.client().await;
-        eventually("the taker waits", Duration::from_secs(5), || async {
-            let sql = "select count(*) from pg_locks where locktype = 'advisory' and not granted and classid = wh_lock_class(3)::oid";
-            watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
-        })
-        .await;
+        eventually("the taker waits", Duration::from_secs(5), || async { waits_for_class(&watch, 3).await }).await;
         under_way.batch_execute("commit").await.unwrap();
     };
     let (marked, ()) = tokio::join!(marking, ending);
