@@ -113,6 +113,24 @@ async fn parking_again_overwrites_and_the_last_of_two_wins() {
 }
 
 #[tokio::test]
+async fn what_is_kept_beside_the_log_never_stands_without_its_lane() {
+    let space = Space::new().await;
+    let mut owner = space.owner(1).await;
+    let lane = Uuid::now_v7();
+    owner.store(&[message(lane, "m1"), message(lane, "m2")]).await;
+    let request = SettleRequest { spill: vec![spill(lane, 2, 0), spill(lane, 1, 0)], ..SettleRequest::default() };
+    owner.settled(&request).await;
+    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    assert_eq!((parked.len(), parked[0].lane_id, parked[0].attempts), (1, lane, 0));
+    assert!(parked[0].due_in_ms <= 0, "due at once");
+    // A row that is there already is not touched by it.
+    owner.settled(&SettleRequest { park: vec![park(lane, 4, 60_000)], ..SettleRequest::default() }).await;
+    owner.settled(&request).await;
+    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    assert_eq!((parked.len(), parked[0].attempts), (1, 4));
+}
+
+#[tokio::test]
 async fn a_dead_letter_takes_its_body_along_and_comes_once() {
     let space = Space::new().await;
     let mut owner = space.owner(1).await;
