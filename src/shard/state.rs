@@ -120,6 +120,8 @@ pub(super) struct State {
     pub flush_in_flight: bool,
 
     pub settle: SettleQueue,
+    /// A settlement is under way, perhaps of an older era.
+    pub settling: bool,
     pub cursor_dirty: bool,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
@@ -164,6 +166,7 @@ impl State {
             pending_bytes: 0,
             flush_in_flight: false,
             settle: SettleQueue::default(),
+            settling: false,
             cursor_dirty: false,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),

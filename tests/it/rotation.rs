@@ -50,7 +50,7 @@ async fn publish(owner: &Owner, shard: u16, position: &ReadPosition) -> (Vec<Str
     (texts, position)
 }
 
-async fn settle(owner: &Owner, shard: u16, cursor: Snapshot) {
+pub async fn settle(owner: &Owner, shard: u16, cursor: Snapshot) {
     let request =
         SettleRequest { shard, ownership: owner.taken.ownership, cursor: Some(cursor), ..SettleRequest::default() };
     let reply = owner.store.settle(owner.incarnation, &request).await.unwrap();
