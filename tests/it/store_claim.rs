@@ -371,14 +371,10 @@ async fn a_page_of_a_long_backlog_touches_few_pages() {
         )
         .await
         .unwrap();
-    let buffers: u64 = plan
-        .iter()
-        .map(|row| row.get::<_, &str>(0).trim().to_owned())
-        .find(|line| line.starts_with("Buffers: shared"))
-        .and_then(|line| {
-            let words = line.split(' ').filter(|word| word.contains("hit=") || word.contains("read="));
-            Some(words.map(|word| word.split('=').nth(1).unwrap().parse::<u64>().unwrap()).sum())
-        })
-        .unwrap();
+    let lines: Vec<&str> = plan.iter().map(|row| row.get(0)).collect();
+    let line = lines.iter().find(|line| line.trim().starts_with("Buffers: shared")).unwrap();
+    let counts = line.split(' ').filter_map(|word| word.split_once('='));
+    let buffers: u64 =
+        counts.filter(|(kind, _)| ["hit", "read"].contains(kind)).map(|(_, n)| n.parse::<u64>().unwrap()).sum();
     assert!(buffers < 4_000, "{buffers} buffers for a page of 100");
 }

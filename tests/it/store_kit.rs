@@ -280,3 +280,10 @@ impl Owner {
 pub fn payloads(rows: &Rows) -> Vec<String> {
     rows.payload.iter().map(|span| rows.text(*span).to_owned()).collect()
 }
+
+/// Whether somebody waits for a lock of this kind of this schema.
+pub async fn waits_for_class(watch: &tokio_postgres::Client, kind: i32) -> bool {
+    let sql = "select exists (select from pg_locks where locktype = 'advisory' and not granted
+        and classid = wh_lock_class($1)::oid)";
+    watch.query_one(sql, &[&kind]).await.unwrap().get(0)
+}

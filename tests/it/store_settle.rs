@@ -113,6 +113,24 @@ async fn parking_again_overwrites_and_the_last_of_two_wins() {
 }
 
 #[tokio::test]
+async fn what_is_kept_beside_the_log_never_stands_without_its_lane() {
+    let space = Space::new().await;
+    let mut owner = space.owner(1).await;
+    let lane = Uuid::now_v7();
+    owner.store(&[message(lane, "m1"), message(lane, "m2")]).await;
+    let request = SettleRequest { spill: vec![spill(lane, 2, 0), spill(lane, 1, 0)], ..SettleRequest::default() };
+    owner.settled(&request).await;
+    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    assert_eq!((parked.len(), parked[0].lane_id, parked[0].attempts), (1, lane, 0));
+    assert!(parked[0].due_in_ms <= 0, "due at once");
+    // A row that is there already is not touched by it.
+    owner.settled(&SettleRequest { park: vec![park(lane, 4, 60_000)], ..SettleRequest::default() }).await;
+    owner.settled(&request).await;
+    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    assert_eq!((parked.len(), parked[0].attempts), (1, 4));
+}
+
+#[tokio::test]
 async fn a_dead_letter_takes_its_body_along_and_comes_once() {
     let space = Space::new().await;
     let mut owner = space.owner(1).await;
@@ -263,11 +281,7 @@ async fn a_taker_waits_for_settlements_under_way() {
     let marking = heir.coordination.mark_dead(member, false);
     let ending = async {
         let watch = space.schema.client().await;
-        eventually("the taker waits", Duration::from_secs(5), || async {
-            let sql = "select count(*) from pg_locks where locktype = 'advisory' and not granted and classid = wh_lock_class(3)::oid";
-            watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
-        })
-        .await;
+        eventually("the taker waits", Duration::from_secs(5), || async { waits_for_class(&watch, 3).await }).await;
         under_way.batch_execute("commit").await.unwrap();
     };
     let (marked, ()) = tokio::join!(marking, ending);

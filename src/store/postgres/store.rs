@@ -172,7 +172,8 @@ pub(super) async fn store(
         &log_lane,
         &log_stream,
     ];
-    let row = connection.client.query_one(&statement, &parameters).await?;
+    let row = connection.client.query_one(&statement, &parameters).await;
+    let row = row.map_err(|error| StoreError::from_postgres(&error))?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
         return Ok(StoreReply::Busy { stream_id });
     }
