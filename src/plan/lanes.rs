@@ -85,6 +85,8 @@ pub struct Lane {
     pub kept_beside: bool,
     /// Copies that are written beside the log but not committed yet.
     pub copying: u32,
+    /// Copies that are acknowledged but whose deletion is not committed yet: until then they can still be read.
+    pub deleting: u32,
     /// The lane goes away when it is empty (a message without stream).
     pub single: bool,
     /// Messages in it.
@@ -205,8 +207,11 @@ impl Lanes {
         Admitted::Queued
     }
 
-    /// Puts a copy kept beside the log at the end of its parked lane. Copies come by number.
+    /// Puts a copy kept beside the log at the end of its parked lane. Copies come by number, and are written by
+    /// number: what is below one is resolved or stands before it, even where the log hands it out again.
     pub fn admit_copy(&mut self, lane: LaneIndex, stream_seq: i64, source: Source) {
+        let of = &mut self.lanes[lane.0 as usize];
+        of.last_seq = of.last_seq.max(stream_seq);
         self.append(lane.0, stream_seq, source);
     }
 
@@ -301,7 +306,11 @@ impl Lanes {
         let lane = self.slots[slot.0 as usize].lane as usize;
         assert_eq!(self.lanes[lane].head, slot.0, "acknowledged out of order");
         self.lanes[lane].attempts = 0;
-        self.pop_head(lane)
+        let source = self.pop_head(lane);
+        if source.transaction == TransactionIndex::NONE {
+            self.lanes[lane].deleting += 1;
+        }
+        source
     }
 
     /// A run of the lane has ended, or a wait of it: it becomes ready, idle, or goes away.
@@ -346,6 +355,13 @@ impl Lanes {
     /// Copies of the lane were committed beside the log.
     pub fn copied(&mut self, lane: LaneIndex, count: u32) {
         self.lanes[lane.0 as usize].copying -= count;
+    }
+
+    /// The deletion of an acknowledged copy was committed.
+    pub fn deleted(&mut self, lane_id: Uuid, destination: DestinationId) {
+        if let Some(index) = self.index_of.get(&(lane_id, destination)) {
+            self.lanes[*index as usize].deleting -= 1;
+        }
     }
 
     /// A parked lane is being drained: it is no longer waiting for its time, and not yet free.
@@ -427,6 +443,7 @@ impl Lanes {
             due: Tick::NEVER,
             kept_beside: false,
             copying: 0,
+            deleting: 0,
             single: admission.single,
             len: 0,
             head: NONE,

@@ -192,10 +192,7 @@ async fn a_dead_incarnation_still_stores_but_not_as_owner() {
     let stream = Uuid::now_v7();
     owner.store(&[event(stream, "1")]).await;
     let client = space.schema.client().await;
-    client
-        .execute("update wh_instance set lease_until = '-infinity' where number = $1", &[&owner.incarnation.number])
-        .await
-        .unwrap();
+    space.expire(&owner).await;
     let members = heir.coordination.members(heir.incarnation).await.unwrap();
     assert_eq!(members.others.len(), 1);
     assert!(heir.coordination.mark_dead(members.others[0], false).await.unwrap());
