@@ -367,7 +367,8 @@ pub trait Store: 'static {
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's.
+    /// last numbers before it. `since` is a transaction id no newer than the flush's. Refused if it is not there and
+    /// the incarnation has ended: then its absence proves nothing.
     fn find_flush(
         &self,
         origin: Origin,
