@@ -9,6 +9,7 @@ mod conformance;
 
 mod chaos;
 mod model;
+mod mutants;
 mod process;
 mod publisher;
 mod scenario;

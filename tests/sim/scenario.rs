@@ -268,7 +268,7 @@ fn check_told(runtime: &SimRuntime, model: &Model, told: &Told) {
     }
     for message in &told.refused {
         if history.contains_key(message) {
-            runtime.fail(format!("{message} was refused, and is stored"));
+            runtime.fail(format!("P3: {message} was refused, and is stored"));
         }
     }
     for message in &told.scheduled {
