@@ -76,6 +76,9 @@ pub struct StoreRequest<'a> {
     pub ownership: i64,
     /// What the shard's reader has read whole: log rows of others outside it make `foreign` true.
     pub read: &'a Snapshot,
+    /// The server's life that `read` belongs to. In another one transaction ids may have been given again, and the
+    /// answer is as if there were a row of another writer. `None`: any.
+    pub epoch: Option<Epoch>,
     /// The messages. `stream_seq` and `version` are final where the stream's `known` is true, and count
     /// from 1 within this request where it is not.
     pub batches: &'a [Arc<Rows>],
@@ -220,6 +223,9 @@ pub struct SettleRequest {
     /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
     /// partition taken later the cursor says nothing, whatever it holds.
     pub ownership: i64,
+    /// The server's life that this stems from: in another one nothing is written (a cursor would hold
+    /// transaction ids that were given again), and the answer names the new one. `None`: any.
+    pub epoch: Option<Epoch>,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
     /// Lanes that wait. An existing row is overwritten.
