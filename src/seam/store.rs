@@ -215,8 +215,7 @@ pub struct Drained {
 pub struct SettleRequest {
     /// Shard of the cursor.
     pub shard: u16,
-    /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
-    /// partition taken later the cursor says nothing, whatever it holds.
+    /// The set of partitions that `cursor` was made for ([`Taken::ownership`]): of one taken later it says nothing.
     pub ownership: i64,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
@@ -265,12 +264,11 @@ pub struct ReadPosition {
     pub read: Snapshot,
     /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
     pub page: Option<(Snapshot, i64)>,
-    /// Between which positions the store has to look. Belongs to the store: handed back as it came, and left at
-    /// its default where `read` was made anew.
+    /// Handed back as it came; left at its default where `read` was made anew.
     pub range: ReadRange,
 }
 
-/// What a store knows of the positions beyond a reader's snapshots (0: nothing).
+/// Between which positions a store has to look: what it knows beyond a reader's snapshots (0: nothing).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadRange {
     /// Transactions at or above `read.xmax` have drawn positions above this one.
