@@ -739,6 +739,19 @@ begin
                 error = excluded.error;
         end if;
 
+        if cardinality(p_spill_lane) > 0 then
+            -- A kept reference never stands without its lane's row, or the next owner would not find it: an unpark
+            -- of an earlier load may have been committed since.
+            insert into "corelane".wh_parked (stream_seq, due, lane_id, partition, attempts, reason, error_cut,
+                destination, error)
+            select distinct on (s.lane_id, s.destination) s.stream_seq, clock_timestamp(), s.lane_id, s.partition, 0, 0,
+                false, s.destination, ''
+            from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq)
+                s(lane_id, destination, partition, stream_seq)
+            order by s.lane_id, s.destination, s.stream_seq
+            on conflict (lane_id, destination) do nothing;
+        end if;
+
         if cardinality(p_drained_lane) > 0 then
             delete from "corelane".wh_parked_reference k
             using unnest(p_drained_lane, p_drained_destination, p_drained_seq) d(lane_id, destination, stream_seq)

@@ -262,18 +262,18 @@ pub enum SettleReply {
 pub struct ReadPosition {
     /// Read whole.
     pub read: Snapshot,
-    /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
+    /// Being read page by page: the snapshot that filters them, and the position of the last one's end.
     pub page: Option<(Snapshot, i64)>,
     /// Handed back as it came; left at its default where `read` was made anew.
     pub range: ReadRange,
 }
 
-/// Between which positions a store has to look: what it knows beyond a reader's snapshots (0: nothing).
+/// Between which positions a store has to look (0: not known).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadRange {
     /// Transactions at or above `read.xmax` have drawn positions above this one.
     pub read_floor: i64,
-    /// The same for the page's snapshot, as far as its rows have been seen.
+    /// The same for the page's snapshot.
     pub page_floor: i64,
     /// No row of the page's snapshot lies above this one.
     pub page_ceiling: i64,
@@ -357,9 +357,8 @@ pub trait Store: 'static {
     fn store_outbox_messages(&self, request: &StoreRequest<'_>)
     -> impl Future<Output = Result<StoreReply, StoreError>>;
 
-    /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
-    /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's.
+    /// Whether the flush committed, asked under the lock of the shard's flushes: one still committing is waited
+    /// for. `looked_up` then holds the streams' last numbers before it. `since`: an id no newer than the flush's.
     fn find_flush(
         &self,
         origin: Origin,
