@@ -343,10 +343,15 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean)
+CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean, connected boolean)
     LANGUAGE sql
     AS $$
-    select f.free_partitions, i.number, i.id, i.counter, i.lease_until < clock_timestamp()
+    select f.free_partitions, i.number, i.id, i.counter, i.lease_until < clock_timestamp(),
+        case when i.number is not null then i.number::oid in (
+            select l.objid from pg_locks l
+            where l.locktype = 'advisory' and l.classid = "corelane".wh_lock_class(4)::oid and l.objsubid = 2 and l.granted
+                and l.database = (select d.oid from pg_database d where d.datname = current_database()))
+        end
     from (select count(*)::int4 as free_partitions from "corelane".wh_partition p where p.owner is null) f
     left join "corelane".wh_instance i
         on i.state = 0 and i.number <> p_incarnation

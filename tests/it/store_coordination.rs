@@ -85,10 +85,15 @@ async fn an_early_take_over_needs_the_end_of_the_owners_connection() {
     let owner = space.owner(1).await;
     let heir = space.owner(1).await;
     let seen = heir.coordination.members(heir.incarnation).await.unwrap().others[0];
+    assert!(seen.connected);
     assert!(!heir.coordination.mark_dead(seen, true).await.unwrap(), "its session lock is held");
     let dead = owner.incarnation;
     drop(owner);
     eventually("the server sees the connection end", Duration::from_secs(5), || async {
+        !heir.coordination.members(heir.incarnation).await.unwrap().others[0].connected
+    })
+    .await;
+    eventually("the lock can be had", Duration::from_secs(5), || async {
         heir.coordination.mark_dead(Member { incarnation: dead, ..seen }, true).await.unwrap()
     })
     .await;

@@ -393,6 +393,6 @@ async fn two_incarnations_flush_at_once_without_waiting() {
             assert!(reply.is_ok(), "{reply:?}");
         }
     }
-    let dead = Member { incarnation: second.incarnation, counter: 0, expired: false };
+    let dead = Member { incarnation: second.incarnation, counter: 0, expired: false, connected: false };
     assert!(!first.coordination.mark_dead(dead, true).await.unwrap(), "its session lock is held");
 }

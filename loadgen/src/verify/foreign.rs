@@ -63,7 +63,7 @@ impl Foreign {
         while !self.stop.load(Ordering::Relaxed) {
             let connected = match client.take() {
                 Some(client) if !client.is_closed() => client,
-                _ => match self.target.connect().await {
+                _ => match self.connect().await {
                     Ok(client) => client,
                     Err(_) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -83,6 +83,13 @@ impl Foreign {
             tokio::time::sleep(Duration::from_millis(random.random_range(5..40))).await;
         }
         commits
+    }
+
+    /// Under a name by which `verify` finds it when it cuts connections.
+    async fn connect(&self) -> Result<Client> {
+        let client = self.target.connect().await?;
+        client.batch_execute(&format!("set application_name = 'loadgen/{}'", self.schema)).await?;
+        Ok(client)
     }
 
     async fn once(
