@@ -153,6 +153,38 @@ impl Rows {
     /// # Panics
     /// If the arena would pass 4 GiB: callers are bounded far below.
     pub fn push(&mut self, row: &NewRow<'_>, destinations: &[DestinationId]) -> usize {
+        let payload = self.append(row.payload);
+        self.push_row(row, payload, destinations)
+    }
+
+    /// As [`Rows::push`], with a payload that `write` appends to the arena itself: no buffer in between.
+    /// `row.payload` is not read.
+    ///
+    /// # Errors
+    /// That of `write`; the columns are then as they were.
+    ///
+    /// # Panics
+    /// As [`Rows::push`].
+    pub fn push_written<E>(
+        &mut self,
+        row: &NewRow<'_>,
+        destinations: &[DestinationId],
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let start = self.arena.len();
+        if let Err(error) = write(&mut self.arena) {
+            self.arena.truncate(start);
+            return Err(error);
+        }
+        assert!(
+            start <= self.arena.len() && self.arena.len() <= u32::MAX as usize,
+            "a batch's arena holds at most 4 GiB"
+        );
+        let payload = Span { start: start as u32, len: (self.arena.len() - start) as u32 };
+        Ok(self.push_row(row, payload, destinations))
+    }
+
+    fn push_row(&mut self, row: &NewRow<'_>, payload: Span, destinations: &[DestinationId]) -> usize {
         let index = self.message_id.len();
         let streamless = row.stream_id.is_none();
         self.message_id.push(row.message_id);
@@ -171,7 +203,6 @@ impl Rows {
         self.content_type.push(content_type);
         let metadata = self.append(row.metadata);
         self.metadata.push(metadata);
-        let payload = self.append(row.payload);
         self.payload.push(payload);
         self.due_unix_us.push(row.due_unix_us);
         for destination in destinations {
