@@ -8,8 +8,12 @@
 
 create table @schema@.wh_installation (
     only_row bool primary key default true check (only_row),
+    -- Where the transaction ids in here were given. Elsewhere (restored, copied) they mean nothing: `rebase`.
     system_identifier int8 not null,
+    -- Messages up to here were stored before the last rebase: their xid is another server's.
+    rebased_position int8 not null default 0,
     created_at timestamptz not null default clock_timestamp(),
+    database_oid oid not null,
     partition_count int4 not null check (partition_count between 1 and 65536),
     generation int4 not null default 1
 );
@@ -35,6 +39,7 @@ create table @schema@.wh_instance (
 
 create table @schema@.wh_partition (
     fence int8 not null default 0,
+    ownership int8 not null default 0, -- of the owner, when it took the partition: older cursors of it say nothing here
     partition int4 primary key,
     owner int4 references @schema@.wh_instance (number),
     -- What was resolved when the owner took it; united with the owner's latest cursor it is what is resolved now.
@@ -88,8 +93,9 @@ create table @schema@.wh_outbox (
 ) partition by list (segment);
 
 create table @schema@.wh_log (
-    position int8 not null, -- of the call's first message
+    position int8 not null, -- of the call's first message, + 1 for each further log row of the call
     xid int8 not null,
+    floor int8 not null,    -- every transaction with a higher id has drawn positions above this one (0: not known)
     flush_number int8,      -- null: not written by a shard
     incarnation int4,
     shard int2,
@@ -109,18 +115,34 @@ create table @schema@.wh_segment (
     current int2 not null default 0 check (current between 0 and 2)
 );
 
+-- A segment that is being emptied: how far its rows have been found resolved, and its numbers been carried to
+-- wh_stream. What `seen` does not see has come later.
+create table @schema@.wh_rotation (
+    resolved_to int8 not null default 0,                                     -- position in wh_log
+    carried_to uuid not null default '00000000-0000-0000-0000-000000000000', -- lane in wh_outbox
+    segment int2 primary key,
+    is_resolved bool not null default false,
+    is_carried bool not null default false,
+    seen pg_snapshot not null
+);
+
 do $$
 begin
     for segment in 0..2 loop
-        execute format('create table @schema@.wh_outbox_%1$s partition of @schema@.wh_outbox for values in (%1$s)', segment);
-        execute format('create unique index wh_outbox_%1$s_lane on @schema@.wh_outbox_%1$s (lane_id, stream_seq)', segment);
-        execute format('create table @schema@.wh_log_%1$s partition of @schema@.wh_log for values in (%1$s)', segment);
-        execute format('create index wh_log_%1$s_xid on @schema@.wh_log_%1$s (xid)', segment);
-        execute format('create index wh_log_%1$s_foreign on @schema@.wh_log_%1$s (xid) where not owned', segment);
+        execute format('create table %2$s.wh_outbox_%1$s partition of %2$s.wh_outbox for values in (%1$s)', segment, '@schema@');
+        execute format('create unique index wh_outbox_%1$s_lane on %2$s.wh_outbox_%1$s (lane_id, stream_seq)', segment, '@schema@');
+        execute format('create table %2$s.wh_log_%1$s partition of %2$s.wh_log for values in (%1$s)', segment, '@schema@');
+        -- A claim walks by position and reads what its snapshot lists by xid, there by position as well: a page
+        -- costs what it holds, whatever the backlog.
+        execute format('create index wh_log_%1$s_position on %2$s.wh_log_%1$s (position)', segment, '@schema@');
+        execute format('create index wh_log_%1$s_xid on %2$s.wh_log_%1$s (xid, position)', segment, '@schema@');
+        execute format('create index wh_log_%1$s_foreign on %2$s.wh_log_%1$s (xid) where not owned', segment, '@schema@');
         -- A row of the log stays in its page: no TOAST, no compression.
-        execute format('alter table @schema@.wh_log_%s alter column partition set storage plain,'
+        execute format('alter table %2$s.wh_log_%1$s alter column partition set storage plain,'
             ' alter column destination_index set storage plain, alter column stream_seq set storage plain,'
-            ' alter column version set storage plain, alter column lane_id set storage plain', segment);
+            ' alter column version set storage plain, alter column lane_id set storage plain,'
+            ' alter column destination set storage main', segment, '@schema@');
+        execute format('alter table %2$s.wh_log_%1$s set (toast_tuple_target = 8160)', segment, '@schema@');
     end loop;
 end
 $$;
@@ -131,15 +153,30 @@ create table @schema@.wh_stream (
     stream_id uuid primary key
 );
 
--- How far a shard has come: appended, the highest number counts.
+-- How far a shard has come: appended, the highest number counts. `ownership` is the incarnation's set of
+-- partitions that the shard knew: of a partition taken since, the cursor says nothing.
 create table @schema@.wh_cursor (
     number int8 generated always as identity,
+    ownership int8 not null,
     written_at timestamptz not null default clock_timestamp(),
     incarnation int4 not null,
     shard int2 not null,
     resolved pg_snapshot not null,
     primary key (incarnation, shard, number)
 );
+
+-- What is resolved for a partition: the union of both snapshots (wh_snapshot_union).
+create view @schema@.wh_resolved as
+    select p.partition, p.owner, p.base, coalesce(c.resolved, '1:1:'::pg_snapshot) as cursor
+    from @schema@.wh_partition p
+    left join @schema@.wh_instance i on i.number = p.owner
+    left join lateral (
+        select c.resolved
+        from @schema@.wh_cursor c
+        where c.incarnation = i.number and c.shard = (p.partition % i.shards)::int2 and c.ownership >= p.ownership
+        order by c.number desc
+        limit 1
+    ) c on true;
 
 create table @schema@.wh_parked (
     stream_seq int8 not null,
@@ -199,7 +236,7 @@ create table @schema@.wh_dead_letter (
     reason int2 not null,
     error_cut bool not null default false,
     destination text not null,
-    error text not null,
+    error text not null default '',
     error_fingerprint text not null,
     type_name text,
     content_type text,

@@ -212,6 +212,37 @@ impl Rows {
         index
     }
 
+    /// Appends a copy of another batch's row with its references and numbers.
+    pub fn push_copy(&mut self, from: &Self, row: usize) {
+        let index = self.message_id.len();
+        self.message_id.push(from.message_id[row]);
+        self.lane_id.push(from.lane_id[row]);
+        self.partition.push(from.partition[row]);
+        self.flags.push(from.flags[row]);
+        self.stream_seq.push(from.stream_seq[row]);
+        self.version.push(from.version[row]);
+        self.correlation_id.push(from.correlation_id[row]);
+        self.causation_id.push(from.causation_id[row]);
+        self.trace.push(from.trace[row]);
+        for (to, of) in [
+            (&mut self.type_name, &from.type_name),
+            (&mut self.content_type, &from.content_type),
+            (&mut self.metadata, &from.metadata),
+            (&mut self.payload, &from.payload),
+        ] {
+            let bytes = from.bytes(of[row]);
+            to.push(Span { start: self.arena.len() as u32, len: bytes.len() as u32 });
+            self.arena.extend_from_slice(bytes);
+        }
+        self.due_unix_us.push(from.due_unix_us[row]);
+        let first = from.reference_row.partition_point(|of| (*of as usize) < row);
+        let end = from.reference_row.partition_point(|of| (*of as usize) <= row);
+        for reference in first..end {
+            self.reference_row.push(index as u32);
+            self.reference_destination.push(from.reference_destination[reference]);
+        }
+    }
+
     /// Closes the unit of work that is open, if it has rows.
     pub fn end_unit(&mut self) {
         let end = self.len() as u32;

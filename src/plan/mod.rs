@@ -4,8 +4,11 @@
 pub mod cadence;
 pub mod gate;
 pub mod lanes;
+#[cfg(test)]
+mod lanes_tests;
 pub mod lease;
 pub mod ledger;
+pub mod mutants;
 pub mod numbers;
 pub mod retry;
 pub mod snapshot;

@@ -1,1 +1,128 @@
-//! (to come)
+//! What a shard remembers of its streams: the last numbers given, and how far the lanes have been fed.
+//!
+//! Invariants
+//! - `last_seq`/`last_version` are the database's as of the shard's last flush of the stream, if *known*.
+//!   All are forgotten at once (a new generation) whenever somebody else may have stored: the claim passed
+//!   a log row that is not this shard's own, the fence was lost, another epoch began, a number was taken.
+//!   An answer to a flush that was sent in an older generation makes nothing known.
+//! - `fed_seq`: every message of the stream up to this number has been admitted to its lanes, parked or
+//!   resolved, as far as this owner knows. Admission from memory needs `fed_seq + 1 == k`.
+//! - `waiting` counts own rows that stand in memory and wait for the claim; an entry with any is kept.
+//!
+//! Cost: one hash look-up a row; nothing is allocated below `streams_max` entries.
+
+use hashbrown::HashMap;
+use uuid::Uuid;
+
+/// One remembered stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamEntry {
+    /// Last number given.
+    pub last_seq: i64,
+    /// Last version given.
+    pub last_version: i64,
+    /// Fed to the lanes up to here; `UNFED` if unknown.
+    pub fed_seq: i64,
+    /// Own rows waiting for the claim.
+    pub waiting: u32,
+    /// The generation in which `last_seq` and `last_version` were learnt; 0 for never.
+    known_in: u64,
+    /// The flush that is being made up, and the stream's index in it.
+    mark: u64,
+    index: u32,
+}
+
+/// Nothing is known about what the lanes have been fed.
+pub const UNFED: i64 = -1;
+
+/// The remembered streams.
+#[derive(Debug)]
+pub struct Numbers {
+    entries: HashMap<Uuid, StreamEntry>,
+    streams_max: usize,
+    mark: u64,
+    generation: u64,
+}
+
+impl Numbers {
+    /// Room for so many streams.
+    #[must_use]
+    pub fn with_capacity(streams_max: usize) -> Self {
+        Self { entries: HashMap::with_capacity(streams_max.min(1 << 16)), streams_max, mark: 0, generation: 1 }
+    }
+
+    /// Begins to make up a flush: indexes given before are void.
+    pub fn begin_flush(&mut self) {
+        self.shed();
+        self.mark += 1;
+    }
+
+    /// Sheds memory when over the bound. Not while a flush is being made up.
+    pub fn shed(&mut self) {
+        if self.entries.len() > self.streams_max {
+            // Rare and whole: what is shed costs one look-up when the stream comes again.
+            self.entries.retain(|_, entry| entry.waiting > 0);
+        }
+    }
+
+    /// The stream's index in the flush being made up; `next` if it is new to it (then the second value is
+    /// true).
+    pub fn index_in_flush(&mut self, stream: Uuid, next: u32) -> (u32, bool, StreamEntry) {
+        let mark = self.mark;
+        let entry = self.entries.entry(stream).or_insert(StreamEntry { fed_seq: UNFED, ..StreamEntry::default() });
+        if entry.mark == mark {
+            return (entry.index, false, *entry);
+        }
+        entry.mark = mark;
+        entry.index = next;
+        (next, true, *entry)
+    }
+
+    /// The stream's entry, made if missing.
+    pub fn entry(&mut self, stream: Uuid) -> &mut StreamEntry {
+        self.entries.entry(stream).or_insert(StreamEntry { fed_seq: UNFED, ..StreamEntry::default() })
+    }
+
+    /// The generation of what is known now: kept by a flush from its sending to its answer.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Whether the entry's last numbers may be used.
+    #[must_use]
+    pub fn is_known(&self, entry: &StreamEntry) -> bool {
+        entry.known_in == self.generation
+    }
+
+    /// Sets a stream's last numbers as learnt by a flush that was sent in `generation`.
+    pub fn learn(&mut self, stream: Uuid, last_seq: i64, last_version: i64, generation: u64) {
+        let entry = self.entry(stream);
+        entry.last_seq = last_seq;
+        entry.last_version = last_version;
+        entry.known_in = generation;
+    }
+
+    /// Forgets all last numbers, not how far the streams were fed.
+    pub fn forget_numbers(&mut self) {
+        self.generation += 1;
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.generation += 1;
+    }
+
+    /// Number of remembered streams.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}

@@ -215,6 +215,9 @@ pub struct Drained {
 pub struct SettleRequest {
     /// Shard of the cursor.
     pub shard: u16,
+    /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
+    /// partition taken later the cursor says nothing, whatever it holds.
+    pub ownership: i64,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
     /// Lanes that wait. An existing row is overwritten.
@@ -262,6 +265,20 @@ pub struct ReadPosition {
     pub read: Snapshot,
     /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
     pub page: Option<(Snapshot, i64)>,
+    /// Between which positions the store has to look. Belongs to the store: handed back as it came, and left at
+    /// its default where `read` was made anew.
+    pub range: ReadRange,
+}
+
+/// What a store knows of the positions beyond a reader's snapshots (0: nothing).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadRange {
+    /// Transactions at or above `read.xmax` have drawn positions above this one.
+    pub read_floor: i64,
+    /// The same for the page's snapshot, as far as its rows have been seen.
+    pub page_floor: i64,
+    /// No row of the page's snapshot lies above this one.
+    pub page_ceiling: i64,
 }
 
 /// One claim.
@@ -342,12 +359,13 @@ pub trait Store: 'static {
     fn store_outbox_messages(&self, request: &StoreRequest<'_>)
     -> impl Future<Output = Result<StoreReply, StoreError>>;
 
-    /// Whether the flush committed, asked under the locks it held (blocking, so that a transaction still
-    /// committing is waited for). `since` is a transaction id no newer than the flush's.
+    /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
+    /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
+    /// last numbers before it. `since` is a transaction id no newer than the flush's.
     fn find_flush(
         &self,
         origin: Origin,
-        partitions: &[u32],
+        stream_id: &[Uuid],
         since: u64,
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
 
@@ -426,6 +444,15 @@ pub struct Member {
     pub expired: bool,
 }
 
+/// Who else owns partitions, and what nobody owns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Other incarnations that own partitions.
+    pub others: Vec<Member>,
+    /// Partitions without an owner.
+    pub free_partitions: u32,
+}
+
 /// The lease keeper's side of the database: its own door, its own connection.
 pub trait Coordination: 'static {
     /// Registers a new incarnation with a lease of `lease_ms` and holds its session lock for as long as the
@@ -435,6 +462,7 @@ pub trait Coordination: 'static {
         id: Uuid,
         service_name: &str,
         instance_name: &str,
+        shards: u16,
         lease_ms: u64,
     ) -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
 
@@ -442,8 +470,8 @@ pub trait Coordination: 'static {
     fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64)
     -> impl Future<Output = Result<Renewed, StoreError>>;
 
-    /// Other incarnations that own partitions.
-    fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Vec<Member>, StoreError>>;
+    /// Other incarnations that own partitions, and how many partitions nobody owns.
+    fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
 
     /// Marks another incarnation dead and frees its partitions, in one transaction that waits for its
     /// fenced writes. With `early`, only if its session lock is free; without, only if its counter is still

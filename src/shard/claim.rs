@@ -1,1 +1,339 @@
-//! (to come)
+//! The claim loop: everything that comes from the database rather than from memory.
+//!
+//! Invariants
+//! - Log rows are fed in the order of positions, page after page of one snapshot.
+//! - Nothing is claimed while memory is full; what was not read stays in the log, and the cursor before it.
+//! - A parked lane is drained from its copies only after what was acknowledged of them is committed.
+//! - After a take-over, another epoch or a lost fence, reading begins from what is persisted, and only when
+//!   nothing of the time before is still in flight.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use super::Shard;
+use super::state::State;
+use crate::batch::Rows;
+use crate::plan::cadence::Cadence;
+use crate::plan::lanes::{LaneIndex, LaneState, Source};
+use crate::plan::ledger::TransactionIndex;
+use crate::seam::publisher::Publisher;
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{ClaimReply, ClaimRequest, Store, StoreError};
+use crate::time::Tick;
+
+/// Copies of a parked lane fetched at a time.
+const DRAIN_ROWS_MAX: usize = 256;
+/// Log rows fed during one flush, beyond which the claim waits for its answer.
+const FED_MEANWHILE_MAX: usize = 65_536;
+/// Scheduled messages released at a time.
+const RELEASE_ROWS_MAX: usize = 1_000;
+/// Wait before a failed call to the database is made again.
+const RETRY_US: u64 = 200_000;
+
+impl State {
+    fn claimed(&mut self, reply: ClaimReply) -> bool {
+        if !self.check_epoch(reply.epoch) {
+            return true;
+        }
+        let found = !reply.logs.is_empty();
+        self.numbers.shed();
+        let rows = Arc::new(reply.rows);
+        self.metrics.rows_claimed.add(rows.len() as u64);
+        let batch = self.add_batch(rows.clone());
+        let mut reference = 0;
+        let mut foreign = false;
+        for log in &reply.logs {
+            self.cursor_dirty = true;
+            // A flush answered while the claim was under way could not be left out of it.
+            let in_memory = || self.flushes.iter().find(|record| record.xid == log.xid).map(|record| record.number);
+            if let Some(number) = log.own_flush.or_else(in_memory) {
+                self.claim_passed(number);
+                reference += log.reference_count as usize;
+                continue;
+            }
+            if self.flush_in_flight {
+                // Perhaps its own rows; its answer will tell.
+                self.fed_meanwhile.push(log.xid);
+            } else {
+                foreign = true;
+            }
+            for row in reference..reference + log.reference_count as usize {
+                let partition = rows.partition[row];
+                if !self.holds(partition) || self.resolved_before(partition, log.xid) {
+                    continue;
+                }
+                let transaction = self.ledger.open(log.xid, 1);
+                self.count_references(batch, 1);
+                self.feed(batch, row, row..row + 1, transaction);
+            }
+            reference += log.reference_count as usize;
+        }
+        drop(rows);
+        self.release_batch(batch);
+        if foreign {
+            // Somebody else has stored: what was remembered of any stream may be old.
+            self.numbers.forget_numbers();
+        }
+        self.reader = reply.position;
+        if self.reader.page.is_none() {
+            self.read_whole();
+        }
+        self.lanes.shed();
+        found
+    }
+
+    /// Parked lanes that are due join the lanes to drain.
+    fn parked_become_due(&mut self, now: Tick) {
+        while let Some(Reverse((due, lane))) = self.parked_due.peek().copied() {
+            if due > now {
+                break;
+            }
+            self.parked_due.pop();
+            let of = self.lanes.lane(lane);
+            if of.state == LaneState::Parked && of.kept_beside && of.due <= now {
+                self.lanes.begin_drain(lane);
+                self.drain.push_back(lane);
+            }
+        }
+        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
+    }
+
+    fn drained_rows(&mut self, lane: LaneIndex, rows: Rows) {
+        if rows.is_empty() {
+            if self.lanes.lane(lane).copying == 0 {
+                self.settle.unpark(lane);
+            } else {
+                // Copies are on their way: look again after their commit.
+                self.settle.drain_next(lane);
+            }
+            return;
+        }
+        let count = rows.len();
+        let rows = Arc::new(rows);
+        let batch = self.add_batch(rows.clone());
+        self.count_references(batch, count as u32);
+        for row in 0..count {
+            let source = Source { batch, reference: row as u32, transaction: TransactionIndex::NONE };
+            self.lanes.admit_copy(lane, rows.stream_seq[row], source);
+        }
+        drop(rows);
+        self.release_batch(batch);
+    }
+}
+
+impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
+    /// Runs until the shard has ended.
+    pub(super) async fn claim_loop(&self) {
+        let (poll_ms, poll_ms_max, interval_us) = {
+            let state = self.state.borrow();
+            let settings = &state.settings;
+            (settings.claim_poll_ms, settings.claim_poll_ms_max, settings.cursor_interval_ms * 1000)
+        };
+        let mut cadence = Cadence::new(poll_ms, poll_ms_max);
+        let mut last_claim = Tick(0);
+        let mut scheduled_at = Tick::NEVER;
+        let mut scheduled_not_before = Tick(0);
+        let mut not_before = Tick(0);
+        loop {
+            let now = self.runtime.now();
+            if self.announced.take() {
+                cadence.hurry(now);
+            }
+            let mut next_look = Tick::NEVER;
+            {
+                let mut state = self.state.borrow_mut();
+                if state.ended {
+                    return;
+                }
+                state.parked_become_due(now);
+                if let Some(Reverse((due, _))) = state.parked_due.peek() {
+                    next_look = next_look.min(*due);
+                }
+            }
+            if not_before > now {
+                self.wait_until(not_before).await;
+                continue;
+            }
+            let (must_load, quiet, loaded, full) = {
+                let state = self.state.borrow();
+                (
+                    state.must_load,
+                    state.runs_in_flight == 0,
+                    state.loaded,
+                    state.rows_claimed_in_memory() >= state.settings.lane_rows_max
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
+                )
+            };
+            if must_load && quiet {
+                if let Err(error) = self.load().await {
+                    tracing::warn!(%error, "load: trying again");
+                    not_before = self.runtime.now().plus_us(RETRY_US);
+                }
+                cadence.hurry(self.runtime.now());
+                continue;
+            }
+            if !loaded {
+                let at = if must_load { now.plus_ms(10) } else { Tick::NEVER };
+                self.wait(&self.claim_signal, at).await;
+                continue;
+            }
+            let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
+            if let Some(lane) = drain {
+                if let Err(error) = self.drain_lane(lane).await {
+                    tracing::warn!(%error, "drain: trying again");
+                    not_before = self.runtime.now().plus_us(RETRY_US);
+                }
+                continue;
+            }
+            if scheduled_at <= now {
+                let released = self.release_scheduled().await;
+                let now = self.runtime.now();
+                match released {
+                    Ok(0) => scheduled_not_before = now.plus_us(RETRY_US), // Somebody else is at it.
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "scheduled messages: trying again");
+                        scheduled_not_before = now.plus_us(RETRY_US);
+                    }
+                }
+                // The claim that follows says when the next is due.
+                scheduled_at = Tick::NEVER;
+                cadence.hurry(now);
+                continue;
+            }
+            next_look = next_look.min(scheduled_at);
+            let due = {
+                let state = self.state.borrow();
+                if state.reader.page.is_some() || !state.caught_up {
+                    now
+                } else if state.waiting_rows > 0 {
+                    last_claim.plus_us(1_000)
+                } else if state.flushes.is_empty() && !state.has_left_to_claim() {
+                    cadence.due()
+                } else {
+                    // Own flushes wait to be passed, so that the cursor can move, or to be read.
+                    cadence.due().min(last_claim.plus_us(interval_us))
+                }
+            };
+            if full || due > now {
+                let at = if full { next_look } else { next_look.min(due) };
+                self.wait(&self.claim_signal, at).await;
+                continue;
+            }
+            last_claim = now;
+            match self.claim().await {
+                Ok((found, scheduled_in_ms)) => {
+                    let now = self.runtime.now();
+                    cadence.after(found, now);
+                    scheduled_at = scheduled_in_ms
+                        .map_or(Tick::NEVER, |ms| now.plus_ms(ms.max(0) as u64).max(scheduled_not_before));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "claim: trying again");
+                    not_before = self.runtime.now().plus_us(RETRY_US);
+                }
+            }
+            self.publish_signal.raise();
+            self.settle_signal.raise();
+        }
+    }
+
+    /// Sleeps, but not beyond the shard's end.
+    async fn wait_until(&self, at: Tick) {
+        self.wait(&self.claim_signal, at).await;
+    }
+
+    async fn claim(&self) -> Result<(bool, Option<i64>), StoreError> {
+        let (incarnation, shard, position, partitions, flushes, rows_max, era) = {
+            let state = self.state.borrow();
+            let Some(incarnation) = state.incarnation else { return Ok((false, None)) };
+            let flushes: Vec<i64> = state.flushes.iter().map(|record| record.number).collect();
+            (
+                incarnation,
+                state.settings.shard,
+                state.reader.clone(),
+                state.held.clone(),
+                flushes,
+                state.settings.claim_rows_max,
+                state.era,
+            )
+        };
+        let request = ClaimRequest {
+            incarnation,
+            shard,
+            position: &position,
+            partitions: &partitions,
+            flushes_in_memory: &flushes,
+            rows_max,
+        };
+        let reply = self.within_deadline(self.store.claim_work(&request)).await?;
+        let mut state = self.state.borrow_mut();
+        state.metrics.claims.add(1);
+        if state.era != era {
+            return Ok((true, None));
+        }
+        if reply.logs.is_empty() {
+            state.metrics.claims_empty.add(1);
+        }
+        let scheduled = reply.scheduled_in_ms;
+        Ok((state.claimed(reply), scheduled))
+    }
+
+    async fn load(&self) -> Result<(), StoreError> {
+        let (incarnation, shard, partitions, era) = {
+            let state = self.state.borrow();
+            let Some(incarnation) = state.incarnation else { return Ok(()) };
+            (incarnation, state.settings.shard, state.held.clone(), state.era)
+        };
+        let reply = self.within_deadline(self.store.load(incarnation, shard, &partitions)).await?;
+        let now = self.runtime.now();
+        let mut state = self.state.borrow_mut();
+        if state.era != era {
+            return Ok(());
+        }
+        state.epoch = Some(reply.epoch);
+        state.loaded_from(reply.resolved);
+        for parked in reply.parked {
+            let due = now.plus_ms(parked.due_in_ms.max(0) as u64);
+            let lane =
+                state.lanes.restore_parked(parked.lane_id, parked.destination, parked.partition, parked.attempts, due);
+            state.parked_due.push(Reverse((due, lane)));
+        }
+        state.metrics.parked_lanes_now.set(state.lanes.parked_count() as u64);
+        tracing::info!(shard, partitions = partitions.len(), read = %state.reader.read, "loaded");
+        Ok(())
+    }
+
+    async fn drain_lane(&self, lane: LaneIndex) -> Result<(), StoreError> {
+        let (lane_id, destination, partition, era) = {
+            let state = self.state.borrow();
+            let of = state.lanes.lane(lane);
+            (of.lane_id, of.destination, of.partition, state.era)
+        };
+        let rows = self.within_deadline(self.store.claim_parked(lane_id, destination, partition, DRAIN_ROWS_MAX)).await;
+        let mut state = self.state.borrow_mut();
+        if state.era != era {
+            return Ok(());
+        }
+        match rows {
+            Ok(rows) => state.drained_rows(lane, rows),
+            Err(error) => {
+                state.drain.push_back(lane);
+                return Err(error);
+            }
+        }
+        drop(state);
+        self.publish_signal.raise();
+        self.settle_signal.raise();
+        Ok(())
+    }
+
+    async fn release_scheduled(&self) -> Result<usize, StoreError> {
+        let (incarnation, partitions) = {
+            let state = self.state.borrow();
+            let Some(incarnation) = state.incarnation else { return Ok(0) };
+            (incarnation, state.held.clone())
+        };
+        self.within_deadline(self.store.release_scheduled(incarnation, &partitions, RELEASE_ROWS_MAX)).await
+    }
+}

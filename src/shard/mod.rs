@@ -3,20 +3,35 @@
 //! A shard owns its partitions' lanes. It is given messages through its ring, its partitions through
 //! [`Control`], and its right to publish through [`LeaseCell`].
 
-pub mod claim;
-pub mod flush;
-pub mod publish;
-pub mod settle;
-pub mod state;
+mod admit;
+mod claim;
+mod flush;
+mod numbering;
+mod pending;
+mod publish;
+mod settle;
+mod signal;
+mod state;
 pub mod tend;
 
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::batch::Rows;
+use crate::batch::{Pool, Rows};
 use crate::error::Error;
-use crate::seam::store::HeldPartition;
+use crate::ids::Incarnation;
+use crate::metrics::ShardMetrics;
+use crate::runtime::budget::Budget;
+use crate::runtime::ring::RingReceiver;
+use crate::seam::publisher::Publisher;
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{HeldPartition, Store, StoreError};
 use crate::time::Tick;
+
+pub use state::ShardSettings;
 
 /// A batch on its way from a caller to a shard.
 #[derive(Debug)]
@@ -41,6 +56,8 @@ pub struct SubmissionReply {
 pub enum Control {
     /// The partitions of the incarnation have changed: here is this shard's whole set.
     Partitions {
+        /// Under which this process writes now.
+        incarnation: Incarnation,
         /// Sent with every flush.
         ownership: i64,
         /// This shard's, ascending.
@@ -87,5 +104,160 @@ impl LeaseCell {
     /// Nothing may start any more.
     pub fn end(&self) {
         self.deadline_us.store(0, Ordering::Release);
+    }
+}
+
+/// Everything a shard is made of.
+pub struct ShardParts<R, S, P> {
+    /// Its thread's executor.
+    pub runtime: R,
+    /// Its connections to the database.
+    pub store: Rc<S>,
+    /// Its end of the bridge.
+    pub publisher: P,
+    /// Its ring.
+    pub ring: RingReceiver<Arrival>,
+    /// What callers draw from before they push rows into the ring; the shard gives it back with its answers.
+    pub budget: Arc<Budget>,
+    /// Until when it may publish.
+    pub lease: Arc<LeaseCell>,
+    /// Where it counts.
+    pub metrics: Arc<ShardMetrics>,
+    /// Where its batches come from and go to.
+    pub pool: Arc<Pool>,
+    /// By what it runs.
+    pub settings: ShardSettings,
+}
+
+/// How a shard ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardReport {
+    /// Rows of callers that were refused because the time was over.
+    pub rows_refused: usize,
+    /// Stored messages that were in memory and not published: the next owner claims them.
+    pub rows_left: usize,
+    /// Whether everything in hand was done in time.
+    pub drained: bool,
+}
+
+struct Shard<R, S, P> {
+    runtime: R,
+    store: Rc<S>,
+    publisher: P,
+    budget: Arc<Budget>,
+    lease: Arc<LeaseCell>,
+    state: RefCell<state::State>,
+    announced: Cell<bool>,
+    call_timeout_us: u64,
+    flush_signal: signal::Signal,
+    claim_signal: signal::Signal,
+    publish_signal: signal::Signal,
+    settle_signal: signal::Signal,
+}
+
+/// Runs a shard until it is told to stop. All its loops are one task: a wake-up polls them in turn, and
+/// nothing of it is left when it ends.
+pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>) -> ShardReport {
+    let call_timeout_us = parts.settings.call_timeout_ms * 1000;
+    let shard = Shard {
+        runtime: parts.runtime,
+        store: parts.store,
+        publisher: parts.publisher,
+        budget: parts.budget,
+        lease: parts.lease,
+        state: RefCell::new(state::State::new(parts.settings, parts.metrics, parts.pool)),
+        announced: Cell::new(false),
+        call_timeout_us,
+        flush_signal: signal::Signal::default(),
+        claim_signal: signal::Signal::default(),
+        publish_signal: signal::Signal::default(),
+        settle_signal: signal::Signal::default(),
+    };
+    let (report, ..) = futures_util::join!(
+        shard.arrivals(parts.ring),
+        shard.flush_loop(),
+        shard.publish_loop(),
+        shard.claim_loop(),
+        shard.settle_loop()
+    );
+    report
+}
+
+impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
+    /// Takes what comes through the ring, until told to stop; then waits for the others to be done.
+    async fn arrivals(&self, mut ring: RingReceiver<Arrival>) -> ShardReport {
+        loop {
+            self.take_arrivals(&mut ring);
+            let stop_at = self.state.borrow().stopping;
+            let Some(stop_at) = stop_at else {
+                ring.wait().await;
+                continue;
+            };
+            let drained = self.state.borrow().is_drained();
+            if drained || self.runtime.now() >= stop_at {
+                let refused = self.refuse_pending(&|| Error::ShutDown);
+                let rows_left = self.state.borrow().rows_in_memory();
+                self.state.borrow_mut().ended = true;
+                self.raise_all();
+                return ShardReport { rows_refused: refused, rows_left, drained };
+            }
+            self.runtime.sleep_until(self.runtime.now().plus_ms(2).min(stop_at)).await;
+        }
+    }
+
+    fn take_arrivals(&self, ring: &mut RingReceiver<Arrival>) {
+        while let Some(arrival) = ring.pop() {
+            match arrival {
+                Arrival::Submission(submission) => {
+                    let pending = pending::Pending::new(submission, self.runtime.now());
+                    if self.state.borrow().stopping.is_some() {
+                        self.answered(pending.answer(Some(&|| Error::ShutDown)));
+                        continue;
+                    }
+                    let mut state = self.state.borrow_mut();
+                    state.put_last(pending);
+                    state.metrics.ring_rows_max.max(state.pending_rows as u64);
+                    drop(state);
+                    self.flush_signal.raise();
+                }
+                Arrival::Control(Control::Partitions { incarnation, ownership, held }) => {
+                    self.state.borrow_mut().set_partitions(incarnation, ownership, &held);
+                    self.raise_all();
+                }
+                Arrival::Control(Control::Announce) => {
+                    self.announced.set(true);
+                    self.claim_signal.raise();
+                }
+                Arrival::Control(Control::Stop { deadline }) => {
+                    self.state.borrow_mut().stopping = Some(deadline);
+                    self.raise_all();
+                }
+            }
+        }
+    }
+
+    fn raise_all(&self) {
+        self.flush_signal.raise();
+        self.claim_signal.raise();
+        self.publish_signal.raise();
+        self.settle_signal.raise();
+    }
+
+    /// So many rows of callers were answered: others may come.
+    fn answered(&self, rows: usize) {
+        self.budget.release(rows);
+    }
+
+    /// A call to the database, given up after `call_timeout_ms`: the store then drops the connection, since
+    /// the query may still be running.
+    async fn within_deadline<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let call = std::pin::pin!(call);
+        let sleep = std::pin::pin!(self.runtime.sleep_until(self.runtime.now().plus_us(self.call_timeout_us)));
+        match futures_util::future::select(call, sleep).await {
+            futures_util::future::Either::Left((answer, _)) => answer,
+            futures_util::future::Either::Right(_) => {
+                Err(StoreError::ConnectionLost(format!("no answer within {} ms", self.call_timeout_us / 1000)))
+            }
+        }
     }
 }

@@ -1,1 +1,318 @@
-//! (to come)
+//! The publish loop: ready lanes become runs, runs come back with outcomes.
+//!
+//! Invariants
+//! - A run starts only if it can end, by the transport's time limit, before the lease does.
+//! - A stream stops at its first failure; the others go on.
+//! - A destination that is not ready or asks to slow down counts no attempt: its lanes keep their order and
+//!   one probe goes out after its own short backoff.
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{FutureExt, future};
+
+use super::Shard;
+use super::state::{State, rows_of};
+use crate::batch::DestinationId;
+use crate::error::{FailureReason, bounded_error_text};
+use crate::plan::lanes::{LaneIndex, SlotIndex, Source};
+use crate::plan::ledger::TransactionIndex;
+use crate::plan::retry::{Retry, Verdict};
+use crate::seam::publisher::{PublishRun, Publisher, RunItem};
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{DeadLetter, Drained, Park, Spill, Store};
+use crate::seam::transport::PublishOutcome;
+use crate::time::Tick;
+
+/// A run that is out, and the slots it was made of.
+struct Sent {
+    run: Box<PublishRun>,
+    slots: Vec<SlotIndex>,
+    era: u32,
+}
+
+struct Failure<'a> {
+    reason: FailureReason,
+    text: &'a str,
+    permanent: bool,
+}
+
+impl State {
+    /// Makes the next run, if there is one: `None`, and when to look again.
+    fn next_run(
+        &mut self,
+        now: Tick,
+        lease: Tick,
+        per_lane: usize,
+        spare: &mut Vec<(Box<PublishRun>, Vec<SlotIndex>)>,
+    ) -> Result<Sent, Tick> {
+        if !self.loaded || self.lanes.ready_count() == 0 || self.runs_in_flight >= self.settings.publish_in_flight_max {
+            return Err(Tick::NEVER);
+        }
+        if now.plus_ms(self.settings.publish_timeout_ms) >= lease {
+            // The lease keeper renews every quarter of the lease; look again soon.
+            return Err(now.plus_ms(20));
+        }
+        let mut look_again = Tick::NEVER;
+        let count = self.destination_count();
+        for step in 0..count {
+            let Some(destination) = self.destination_at((self.next_destination + step) % count) else { continue };
+            let pause = self.pause_of(destination);
+            let rows_max = match pause.may_send(now) {
+                crate::plan::retry::MaySend::Freely => self.settings.publish_run_rows_max,
+                crate::plan::retry::MaySend::Probe => 1,
+                crate::plan::retry::MaySend::At(at) => {
+                    look_again = look_again.min(at);
+                    continue;
+                }
+            };
+            let (mut run, mut slots) = spare.pop().unwrap_or_else(|| {
+                (Box::new(PublishRun { destination, items: Vec::new(), outcomes: Vec::new() }), Vec::new())
+            });
+            run.destination = destination;
+            let (lanes, batches, fences) = (&mut self.lanes, &self.batches, &self.fences);
+            lanes.take(destination, rows_max, per_lane, |slot, source| {
+                let rows = rows_of(batches, source.batch);
+                let row = rows.reference_row[source.reference as usize] as usize;
+                let fence = fences.get(rows.partition[row] as usize).copied().unwrap_or(0);
+                run.items.push(RunItem { rows: rows.clone(), reference: source.reference, fence });
+                slots.push(slot);
+            });
+            if slots.is_empty() {
+                spare.push((run, slots));
+                continue;
+            }
+            self.next_destination = (self.next_destination + step + 1) % count;
+            self.pause_of(destination).sent(now);
+            self.runs_in_flight += 1;
+            self.metrics.runs.add(1);
+            return Ok(Sent { run, slots, era: self.era });
+        }
+        Err(look_again)
+    }
+
+    /// Applies a run's outcomes.
+    fn run_came_back(&mut self, sent: &mut Sent, now: Tick, retry: &Retry) {
+        self.runs_in_flight -= 1;
+        sent.run.items.clear(); // Lets go of the batches first: what is resolved below can then be recycled.
+        let destination = sent.run.destination;
+        if sent.era != self.era {
+            self.pause_of(destination).silent(now);
+            return;
+        }
+        let mut accepted = 0;
+        let mut answered = false;
+        let mut at = 0;
+        while at < sent.slots.len() {
+            let lane = self.lanes.lane_of(sent.slots[at]);
+            let mut end = at + 1;
+            while end < sent.slots.len() && self.lanes.lane_of(sent.slots[end]) == lane {
+                end += 1;
+            }
+            let mut blocked = false;
+            for index in at..end {
+                let slot = sent.slots[index];
+                let outcome = sent.run.outcomes.get(index);
+                answered |= matches!(outcome, Some(PublishOutcome::Failed { .. } | PublishOutcome::Permanent { .. }));
+                let failure = match outcome {
+                    Some(PublishOutcome::Accepted) => {
+                        accepted += 1;
+                        self.acknowledge(slot, lane);
+                        continue;
+                    }
+                    Some(PublishOutcome::NotReady) => {
+                        self.metrics.not_ready.add(1);
+                        self.pause_of(destination).not_ready(now);
+                        self.lanes.put_back(lane);
+                        blocked = true;
+                        break;
+                    }
+                    Some(PublishOutcome::Throttled { retry_after_ms }) => {
+                        self.metrics.not_ready.add(1);
+                        self.pause_of(destination).throttled(now, *retry_after_ms);
+                        self.lanes.put_back(lane);
+                        blocked = true;
+                        break;
+                    }
+                    Some(PublishOutcome::Failed { reason, text }) => {
+                        Failure { reason: *reason, text, permanent: false }
+                    }
+                    Some(PublishOutcome::Permanent { reason, text }) => {
+                        Failure { reason: *reason, text, permanent: true }
+                    }
+                    Some(PublishOutcome::Unknown { text }) => {
+                        self.metrics.publish_unknown.add(1);
+                        Failure { reason: FailureReason::TransportException, text, permanent: false }
+                    }
+                    None => {
+                        self.metrics.publish_unknown.add(1);
+                        Failure {
+                            reason: FailureReason::TransportException,
+                            text: "the transport gave no outcome for this message",
+                            permanent: false,
+                        }
+                    }
+                };
+                self.head_failed(slot, lane, &failure, now, retry);
+                blocked = true;
+                break;
+            }
+            if !blocked {
+                self.lane_goes_on(lane);
+            }
+            at = end;
+        }
+        self.metrics.rows_published.add(accepted);
+        if accepted > 0 || answered {
+            self.pause_of(destination).answered();
+        } else {
+            self.pause_of(destination).silent(now);
+        }
+    }
+
+    fn acknowledge(&mut self, slot: SlotIndex, lane: LaneIndex) {
+        let stream_seq = self.lanes.stream_seq_of(slot);
+        let source = self.lanes.acknowledge(slot);
+        if source.transaction == TransactionIndex::NONE {
+            let of = *self.lanes.lane(lane);
+            let drained =
+                Drained { lane_id: of.lane_id, destination: of.destination, partition: of.partition, stream_seq };
+            self.settle.drained(drained, source);
+        } else {
+            self.resolve(source);
+        }
+    }
+
+    fn head_failed(&mut self, slot: SlotIndex, lane: LaneIndex, failure: &Failure<'_>, now: Tick, retry: &Retry) {
+        self.metrics.publish_failures.add(1);
+        let of = *self.lanes.lane(lane);
+        let stream_seq = self.lanes.stream_seq_of(slot);
+        let attempts = of.attempts.saturating_add(1);
+        let (error, error_cut) = bounded_error_text(failure.text);
+        let verdict = if failure.permanent { Verdict::Dead } else { retry.after_failure(attempts, rand::random()) };
+        match verdict {
+            Verdict::Dead => {
+                let source = self.lanes.source_of(slot);
+                let version = self.version_of(source);
+                self.lanes.die(lane);
+                self.settle.bury(
+                    DeadLetter {
+                        lane_id: of.lane_id,
+                        destination: of.destination,
+                        partition: of.partition,
+                        stream_seq,
+                        version,
+                        attempts,
+                        reason: failure.reason as i16,
+                        error,
+                        error_cut,
+                    },
+                    lane,
+                );
+            }
+            Verdict::RetryIn(due_in_ms) => {
+                let due = now.plus_ms(due_in_ms);
+                let mut beside = Vec::new();
+                self.lanes.park(lane, attempts, due, |stream_seq, source| beside.push((stream_seq, source)));
+                self.settle.park(Park {
+                    lane_id: of.lane_id,
+                    destination: of.destination,
+                    partition: of.partition,
+                    stream_seq,
+                    attempts,
+                    reason: failure.reason as i16,
+                    error,
+                    error_cut,
+                    due_in_ms: i64::try_from(due_in_ms).unwrap_or(i64::MAX),
+                });
+                for (stream_seq, source) in beside {
+                    if source.transaction == TransactionIndex::NONE {
+                        // A copy: it stays where it is.
+                        self.resolve(source);
+                        continue;
+                    }
+                    let version = self.version_of(source);
+                    self.metrics.spilled_rows.add(1);
+                    let spill = Spill {
+                        lane_id: of.lane_id,
+                        destination: of.destination,
+                        partition: of.partition,
+                        stream_seq,
+                        version,
+                    };
+                    self.settle.spill(spill, lane, source);
+                }
+                self.parked_due.push(std::cmp::Reverse((due, lane)));
+                self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
+            }
+        }
+    }
+
+    fn version_of(&self, source: Source) -> i64 {
+        let rows = self.rows_of(source.batch);
+        rows.version[rows.reference_row[source.reference as usize] as usize]
+    }
+
+    fn destination_count(&self) -> usize {
+        self.lanes.destination_count()
+    }
+
+    fn destination_at(&self, index: usize) -> Option<DestinationId> {
+        self.lanes.destination_at(index)
+    }
+}
+
+impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
+    /// Runs until the shard has ended; what is in flight then is given up (its outcome is unknown).
+    pub(super) async fn publish_loop(&self) {
+        let (retry, per_lane) = {
+            let state = self.state.borrow();
+            let settings = &state.settings;
+            let retry = Retry::new(
+                settings.retry_base_ms,
+                settings.retry_cap_ms,
+                settings.retry_attempts_max,
+                settings.retry_jitter_percent,
+            );
+            let per_lane =
+                if self.publisher.limits().ordered_atomic_batches { settings.publish_run_rows_max } else { 1 };
+            (retry, per_lane)
+        };
+        let mut spare = Vec::new();
+        let mut out = FuturesUnordered::new();
+        loop {
+            if self.state.borrow().ended {
+                return;
+            }
+            let now = self.runtime.now();
+            let next = self.state.borrow_mut().next_run(now, self.lease.deadline(), per_lane, &mut spare);
+            let look_again = match next {
+                Ok(sent) => {
+                    let Sent { run, slots, era } = sent;
+                    let publishing = self.publisher.publish(run);
+                    out.push(async move { Sent { run: publishing.await, slots, era } });
+                    continue;
+                }
+                Err(at) => at,
+            };
+            let came_back = {
+                let waiting = std::pin::pin!(self.wait(&self.publish_signal, look_again).fuse());
+                if out.is_empty() {
+                    waiting.await;
+                    None
+                } else {
+                    match future::select(out.next(), waiting).await {
+                        future::Either::Left((came_back, _)) => came_back,
+                        future::Either::Right(_) => None,
+                    }
+                }
+            };
+            let Some(mut sent) = came_back else { continue };
+            self.state.borrow_mut().run_came_back(&mut sent, self.runtime.now(), &retry);
+            sent.run.items.clear();
+            sent.run.outcomes.clear();
+            sent.slots.clear();
+            spare.push((sent.run, sent.slots));
+            self.settle_signal.raise();
+            self.claim_signal.raise();
+        }
+    }
+}

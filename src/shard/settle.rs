@@ -1,1 +1,274 @@
-//! (to come)
+//! The settle loop: outcomes and cursors go to the database, a transaction at a time.
+//!
+//! Invariants
+//! - A message is resolved (for the cursor, and for its memory) only after the transaction that copied it
+//!   beside the log, or buried it, has committed.
+//! - What is sent is idempotent: after a lost connection it is sent again as it was.
+//! - The cursor lists every transaction with an open message; it is written at most every
+//!   `cursor.interval_ms`, and only if something was resolved or passed since the last one.
+
+use futures_util::FutureExt;
+
+use super::Shard;
+use super::state::State;
+use crate::batch::DestinationId;
+use crate::plan::lanes::{LaneIndex, Source};
+use crate::seam::publisher::Publisher;
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{DeadLetter, Drained, Park, SettleReply, SettleRequest, Spill, Store};
+use crate::time::Tick;
+
+/// Elements of one kind in one transaction: bounds its size and its time.
+const KIND_MAX: usize = 1_000;
+
+/// What waits for the next settlement.
+#[derive(Debug, Default)]
+pub(super) struct SettleQueue {
+    park: Vec<Park>,
+    spill: Vec<(Spill, LaneIndex, Source)>,
+    drained: Vec<(Drained, Source)>,
+    dead: Vec<(DeadLetter, LaneIndex)>,
+    unpark: Vec<LaneIndex>,
+    /// Lanes to drain further once what was queued before is committed.
+    drain_next: Vec<LaneIndex>,
+}
+
+impl SettleQueue {
+    pub(super) fn park(&mut self, park: Park) {
+        self.park.push(park);
+    }
+
+    pub(super) fn spill(&mut self, spill: Spill, lane: LaneIndex, source: Source) {
+        self.spill.push((spill, lane, source));
+    }
+
+    pub(super) fn drained(&mut self, drained: Drained, source: Source) {
+        self.drained.push((drained, source));
+    }
+
+    pub(super) fn bury(&mut self, dead: DeadLetter, lane: LaneIndex) {
+        self.dead.push((dead, lane));
+    }
+
+    pub(super) fn unpark(&mut self, lane: LaneIndex) {
+        self.unpark.push(lane);
+    }
+
+    pub(super) fn drain_next(&mut self, lane: LaneIndex) {
+        self.drain_next.push(lane);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.park.is_empty()
+            && self.spill.is_empty()
+            && self.drained.is_empty()
+            && self.dead.is_empty()
+            && self.unpark.is_empty()
+            && self.drain_next.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// References on their way beside the log.
+    pub(super) fn spill_count(&self) -> usize {
+        self.spill.len()
+    }
+
+    /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
+    /// kind (copies beside the log on their parked row, an unpark on its drained copies) waits while that kind is
+    /// cut: copies without their parked row would be forgotten by the next owner.
+    fn take(&mut self) -> Self {
+        fn head<T>(from: &mut Vec<T>) -> Vec<T> {
+            let rest = from.split_off(from.len().min(KIND_MAX));
+            std::mem::replace(from, rest)
+        }
+        let mut taken = Self {
+            park: head(&mut self.park),
+            drained: head(&mut self.drained),
+            dead: head(&mut self.dead),
+            ..Self::default()
+        };
+        if self.park.is_empty() {
+            taken.spill = head(&mut self.spill);
+        }
+        if self.park.is_empty() && self.spill.is_empty() && self.drained.is_empty() && self.dead.is_empty() {
+            taken.unpark = head(&mut self.unpark);
+            taken.drain_next = std::mem::take(&mut self.drain_next);
+        }
+        taken
+    }
+}
+
+impl State {
+    fn request(&self, taken: &SettleQueue, with_cursor: bool) -> SettleRequest {
+        SettleRequest {
+            shard: self.settings.shard,
+            ownership: self.ownership,
+            cursor: with_cursor.then(|| self.ledger.cursor(&self.reader.read)),
+            park: taken.park.clone(),
+            spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
+            drained: taken.drained.iter().map(|(drained, _)| *drained).collect(),
+            dead: taken.dead.iter().map(|(dead, _)| dead.clone()).collect(),
+            unpark: taken.unpark.iter().map(|lane| self.key_of(*lane)).collect(),
+        }
+    }
+
+    fn key_of(&self, lane: LaneIndex) -> (uuid::Uuid, DestinationId, u32) {
+        let lane = self.lanes.lane(lane);
+        (lane.lane_id, lane.destination, lane.partition)
+    }
+
+    /// What the commit makes true.
+    fn settled(&mut self, taken: SettleQueue, unparked: &[bool], now: Tick) {
+        for (_, lane, source) in taken.spill {
+            self.lanes.copied(lane, 1);
+            self.resolve(source);
+        }
+        for (_, source) in taken.drained {
+            self.resolve(source);
+        }
+        for (dead, lane) in taken.dead {
+            self.metrics.dead_letters.add(1);
+            let source = self.lanes.buried(lane);
+            self.resolve(source);
+            self.lane_goes_on(lane);
+            if self.lanes.lane(lane).kept_beside {
+                tracing::debug!(lane = %dead.lane_id, "dead letter from a parked lane");
+            }
+        }
+        for (index, lane) in taken.unpark.into_iter().enumerate() {
+            if unparked.get(index).copied().unwrap_or(false) && self.lanes.lane(lane).copying == 0 {
+                self.lanes.unparked(lane);
+            } else if unparked.get(index).copied().unwrap_or(false) {
+                // Something was admitted meanwhile and is on its way beside the log: the row must stand again.
+                self.park_row_again(lane);
+                self.lanes.park_again(lane, now);
+                self.parked_due.push(std::cmp::Reverse((now, lane)));
+            } else {
+                self.lanes.park_again(lane, now);
+                self.parked_due.push(std::cmp::Reverse((now, lane)));
+            }
+        }
+        self.drain.extend(taken.drain_next);
+    }
+
+    fn park_row_again(&mut self, lane: LaneIndex) {
+        let of = *self.lanes.lane(lane);
+        self.settle.park(Park {
+            lane_id: of.lane_id,
+            destination: of.destination,
+            partition: of.partition,
+            stream_seq: of.last_seq,
+            attempts: 0,
+            reason: 0,
+            error: String::new(),
+            error_cut: false,
+            due_in_ms: 0,
+        });
+    }
+
+    /// A lane has nothing in flight: it is ready, idle, or, kept beside the log and empty, to be drained.
+    pub(super) fn lane_goes_on(&mut self, lane: LaneIndex) {
+        let of = *self.lanes.lane(lane);
+        self.lanes.release(lane);
+        if of.kept_beside && of.len == 0 {
+            self.settle.drain_next(lane);
+        }
+    }
+}
+
+impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
+    /// Runs until the shard has ended and everything is written, or cannot be.
+    pub(super) async fn settle_loop(&self) {
+        let interval_us = self.state.borrow().settings.cursor_interval_ms * 1000;
+        let mut cursor_due = self.runtime.now();
+        loop {
+            let now = self.runtime.now();
+            let (work, cursor, ended) = {
+                let state = self.state.borrow();
+                let usable = state.loaded;
+                (usable && !state.settle.is_empty(), usable && state.cursor_dirty, state.ended)
+            };
+            let cursor_now = cursor && (cursor_due <= now || ended);
+            if !work && !cursor_now {
+                if ended {
+                    return;
+                }
+                let at = if cursor { cursor_due } else { Tick::NEVER };
+                self.wait(&self.settle_signal, at).await;
+                continue;
+            }
+            let (incarnation, taken, request, era) = {
+                let mut state = self.state.borrow_mut();
+                let Some(incarnation) = state.incarnation else { return };
+                let taken = state.settle.take();
+                let request = state.request(&taken, cursor_now);
+                if cursor_now {
+                    state.cursor_dirty = false;
+                    state.metrics.cursors.add(1);
+                    cursor_due = now.plus_us(interval_us);
+                }
+                state.metrics.settles.add(1);
+                (incarnation, taken, request, state.era)
+            };
+            if request.only_cursor() && request.cursor.is_none() {
+                // Only lanes to drain further.
+                self.state.borrow_mut().settled(taken, &[], now);
+                self.claim_signal.raise();
+                continue;
+            }
+            let mut wait_us = 5_000;
+            let reply = loop {
+                match self.within_deadline(self.store.settle(incarnation, &request)).await {
+                    Ok(reply) => break Some(reply),
+                    Err(error) => {
+                        let (changed, stop_at) = {
+                            let state = self.state.borrow();
+                            (state.era != era, state.stopping)
+                        };
+                        let until = self.runtime.now().plus_us(wait_us);
+                        if changed || stop_at.is_some_and(|at| at <= until) {
+                            break None;
+                        }
+                        tracing::warn!(%error, "settle: trying again");
+                        self.runtime.sleep_until(until).fuse().await;
+                        wait_us = (wait_us * 2).min(1_000_000);
+                    }
+                }
+            };
+            let mut state = self.state.borrow_mut();
+            match reply {
+                Some(SettleReply::Settled { epoch, unparked }) => {
+                    if state.era == era {
+                        let now = self.runtime.now();
+                        state.settled(taken, &unparked, now);
+                        state.check_epoch(epoch);
+                    }
+                }
+                Some(SettleReply::Fenced) => {
+                    state.metrics.fenced.add(1);
+                    if state.era == era {
+                        tracing::error!(
+                            shard = state.settings.shard,
+                            "fenced: another instance has taken over; standing down"
+                        );
+                        state.held.clear();
+                        state.fences.iter_mut().for_each(|fence| *fence = 0);
+                        state.reset();
+                    }
+                }
+                None => {
+                    if state.era == era && state.stopping.is_some() {
+                        return;
+                    }
+                }
+            }
+            drop(state);
+            self.publish_signal.raise();
+            self.claim_signal.raise();
+            self.flush_signal.raise();
+        }
+    }
+}

@@ -1,1 +1,213 @@
-//! (to come)
+//! The lease keeper: one a process. It keeps the incarnation alive, takes partitions, and tells the shards.
+//!
+//! Invariants
+//! - The deadline in the [`LeaseCell`] is set only after a renewal (or a registration) was answered, and counts
+//!   from before it was sent. A lost connection ends it at once, until the incarnation has proved itself alive.
+//! - A dead incarnation is dead for ever: the shards are told to stand down, and the process comes back as a
+//!   new incarnation.
+//! - An orderly stop frees the partitions at once, after the shards have written their cursors.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{Control, LeaseCell};
+use crate::ids::Incarnation;
+use crate::plan::lease::{LeaseTimes, Watch};
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{Coordination, HeldPartition, Member, Renewed, StoreError, Taken};
+use crate::time::Tick;
+
+/// Wait before a failed step is tried again.
+const RETRY_MS: u64 = 250;
+/// How often maintenance is done.
+const MAINTENANCE_MS: u64 = 60_000;
+
+/// What the keeper is made of.
+pub struct Keeper<R, C, F> {
+    /// Its thread's executor.
+    pub runtime: R,
+    /// Its own connection.
+    pub coordination: C,
+    /// Name of the service.
+    pub service_name: String,
+    /// Name of the instance (not its identity).
+    pub instance_name: String,
+    /// Number of shards.
+    pub shards: u16,
+    /// Figures of the lease.
+    pub times: LeaseTimes,
+    /// Whether to own partitions at all; an instance that only stores does not.
+    pub owns: bool,
+    /// What the shards read.
+    pub lease: Arc<LeaseCell>,
+    /// Tells a shard.
+    pub tell: F,
+}
+
+/// What the keeper waits for besides time.
+pub trait Stop {
+    /// Resolves when the shards have ended and the keeper is to free its partitions.
+    fn stopped(&self) -> impl Future<Output = ()>;
+    /// Whether that is so.
+    fn is_stopped(&self) -> bool;
+}
+
+impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
+    /// Runs until stopped; then frees the partitions.
+    pub async fn keep(self, stop: impl Stop) {
+        let mut current: Option<Incarnation> = None;
+        let mut watch = Watch::default();
+        let mut ownership = -1;
+        let mut maintenance_due = self.runtime.now().plus_ms(MAINTENANCE_MS);
+        loop {
+            if stop.is_stopped() {
+                if let Some(incarnation) = current
+                    && let Err(error) = self.coordination.deregister_instance(incarnation).await
+                {
+                    tracing::warn!(%error, "the partitions could not be freed: they are taken over when the lease ends");
+                }
+                self.lease.end();
+                return;
+            }
+            let step = self.step(&mut current, &mut watch, &mut ownership).await;
+            let mut pause_ms = self.times.step_ms();
+            match step {
+                Ok(Step::Alive) => {
+                    if let Some(incarnation) = current
+                        && maintenance_due <= self.runtime.now()
+                    {
+                        maintenance_due = self.maintain(incarnation).await;
+                    }
+                }
+                Ok(Step::Dead) => {
+                    tracing::error!(
+                        "this incarnation was declared dead by another instance: standing down, and coming back as a new one"
+                    );
+                    self.lease.end();
+                    if let Some(incarnation) = current.take() {
+                        self.distribute(incarnation, &Taken { ownership: -1, held: Vec::new() });
+                    }
+                    ownership = -1;
+                    pause_ms = RETRY_MS;
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::ConnectionLost(_) | StoreError::Denied { .. }) {
+                        // The session lock may be gone: no new run before the incarnation is proved alive.
+                        self.lease.end();
+                    }
+                    tracing::warn!(%error, "lease keeper: trying again");
+                    pause_ms = RETRY_MS;
+                }
+            }
+            let until = self.runtime.now().plus_ms(pause_ms);
+            let sleep = std::pin::pin!(self.runtime.sleep_until(until));
+            let stopped = std::pin::pin!(stop.stopped());
+            futures_util::future::select(sleep, stopped).await;
+        }
+    }
+
+    /// One look: renew (or register), look at the others, take what is free.
+    async fn step(
+        &self,
+        current: &mut Option<Incarnation>,
+        watch: &mut Watch,
+        ownership: &mut i64,
+    ) -> Result<Step, StoreError> {
+        let sent = self.runtime.now();
+        let incarnation = match *current {
+            Some(incarnation) => {
+                if self.coordination.renew_lease(incarnation, self.times.ttl_ms()).await? == Renewed::Dead {
+                    return Ok(Step::Dead);
+                }
+                incarnation
+            }
+            None => {
+                let (incarnation, _) = self
+                    .coordination
+                    .register_instance(
+                        Uuid::new_v4(),
+                        &self.service_name,
+                        &self.instance_name,
+                        self.shards,
+                        self.times.ttl_ms(),
+                    )
+                    .await?;
+                tracing::info!(incarnation = incarnation.number, id = %incarnation.id, "registered");
+                // The shards may store from here on.
+                self.distribute(incarnation, &Taken { ownership: -1, held: Vec::new() });
+                *current = Some(incarnation);
+                incarnation
+            }
+        };
+        self.lease.set(self.times.deadline(sent));
+        if !self.owns {
+            return Ok(Step::Alive);
+        }
+        let members = self.coordination.members(incarnation).await?;
+        let mut freed = members.free_partitions > 0 || *ownership < 0;
+        for member in &members.others {
+            freed |= self.coordination.mark_dead(*member, true).await?;
+        }
+        let mut late: Vec<Member> = Vec::new();
+        watch.look(&members.others, self.times.ttl_ms(), self.runtime.now(), |member| late.push(member));
+        for member in late {
+            if self.coordination.mark_dead(member, false).await? {
+                tracing::warn!(incarnation = member.incarnation.number, "declared dead: its lease is over");
+                freed = true;
+            }
+        }
+        if freed {
+            match self.coordination.take_partitions(incarnation).await? {
+                None => return Ok(Step::Dead),
+                Some(taken) => {
+                    if taken.ownership != *ownership || *ownership < 0 {
+                        *ownership = taken.ownership;
+                        tracing::info!(
+                            incarnation = incarnation.number,
+                            partitions = taken.held.len(),
+                            "partitions held"
+                        );
+                        self.distribute(incarnation, &taken);
+                    }
+                }
+            }
+        }
+        Ok(Step::Alive)
+    }
+
+    async fn maintain(&self, incarnation: Incarnation) -> Tick {
+        match self.coordination.perform_maintenance(incarnation).await {
+            Ok(done) => {
+                if let Some(pid) = done.blocked_by {
+                    tracing::warn!(pid, "a log segment cannot be truncated: this backend holds a lock on it");
+                }
+                tracing::debug!(?done, "maintenance");
+                // A step is bounded: after one that found work the next comes soon.
+                let ms = if done.truncated > 0 || done.rotated { 1_000 } else { MAINTENANCE_MS };
+                self.runtime.now().plus_ms(ms)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "maintenance: trying again");
+                self.runtime.now().plus_ms(5_000)
+            }
+        }
+    }
+
+    fn distribute(&self, incarnation: Incarnation, taken: &Taken) {
+        for shard in 0..self.shards {
+            let held: Vec<HeldPartition> = taken
+                .held
+                .iter()
+                .copied()
+                .filter(|held| held.partition % u32::from(self.shards) == u32::from(shard))
+                .collect();
+            (self.tell)(shard, Control::Partitions { incarnation, ownership: taken.ownership, held });
+        }
+    }
+}
+
+enum Step {
+    Alive,
+    Dead,
+}

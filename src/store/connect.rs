@@ -1,1 +1,247 @@
-//! (to come)
+//! Connections to Postgres on whatever executor the thread has: dial, TLS, log in, settings, driver.
+//!
+//! Invariants
+//! - A connection is there within its deadline or not at all: name look-up, handshakes and settings included.
+//! - It belongs to its thread: the driver is a task of that thread's executor, and ends with it or when the
+//!   `Client` is dropped.
+//! - Session settings are made before anybody gets the client: no statement of ours runs without them.
+//! - Names are looked up on a thread of their own: the system's resolver blocks.
+//!
+//! A dropped query is not a cancelled one. Who must be sure that a statement has ended drops the `Client`, and
+//! judges by what a new connection sees.
+
+use std::future::Future;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::tls::{NoTls, TlsConnect};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Config};
+
+pub use super::target::{ConnectTarget, Endpoint, TargetError, TlsMode};
+use crate::seam::dial::{Dial, SocketPlace};
+use crate::seam::store::StoreError;
+
+/// How long one server may take, unless the target's `connect_timeout` says otherwise.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Addresses of one name that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// A connection on its way.
+pub type Connecting = Pin<Box<dyn Future<Output = Result<Client, StoreError>>>>;
+
+/// Where a loop gets its connections from; one object may give many.
+pub trait Connect {
+    /// A new connection, ready to work.
+    fn connect(&self) -> Connecting;
+}
+
+/// What may be made once for all connections of a process: the target, its trust store, the settings.
+#[derive(Clone, Debug)]
+pub struct ConnectPlan(Arc<Plan>);
+
+#[derive(Debug)]
+struct Plan {
+    target: ConnectTarget,
+    settings: Vec<(String, String)>,
+    #[cfg(feature = "tls")]
+    tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl ConnectPlan {
+    /// Reads the certificates that the target names. `settings` are session settings by name and value; they
+    /// are values to the server, never text of a statement.
+    pub fn new(target: ConnectTarget, settings: Vec<(String, String)>) -> Result<Self, TargetError> {
+        #[cfg(not(feature = "tls"))]
+        if !matches!(target.tls_mode, TlsMode::Disable | TlsMode::Prefer) {
+            return Err(TargetError::Tls("sslmode asks for TLS: this build is without the feature `tls`".to_owned()));
+        }
+        Ok(Self(Arc::new(Plan {
+            #[cfg(feature = "tls")]
+            tls: super::tls::client_config(&target)?,
+            target,
+            settings,
+        })))
+    }
+
+    /// The same target with other settings; the certificates are not read again.
+    #[must_use]
+    pub fn with_settings(&self, settings: Vec<(String, String)>) -> Self {
+        Self(Arc::new(Plan {
+            target: self.0.target.clone(),
+            settings,
+            #[cfg(feature = "tls")]
+            tls: self.0.tls.clone(),
+        }))
+    }
+
+    /// The plan on a thread's executor.
+    #[must_use]
+    pub fn on<R: Dial>(&self, runtime: R) -> Connector<R> {
+        Connector { runtime, plan: self.clone() }
+    }
+
+    /// The settings that every connection of ours wants: who it is, and that it is not held up for ever.
+    #[must_use]
+    pub fn settings(schema: &str, role: &str, lock_timeout_ms: u64, idle_timeout_ms: u64) -> Vec<(String, String)> {
+        vec![
+            ("application_name".to_owned(), format!("corelane/{schema}/{role}")),
+            ("lock_timeout".to_owned(), format!("{lock_timeout_ms}ms")),
+            ("idle_in_transaction_session_timeout".to_owned(), format!("{idle_timeout_ms}ms")),
+        ]
+    }
+}
+
+/// Connects on one thread's executor.
+#[derive(Clone, Debug)]
+pub struct Connector<R> {
+    runtime: R,
+    plan: ConnectPlan,
+}
+
+impl<R: Dial> Connect for Connector<R> {
+    fn connect(&self) -> Connecting {
+        let (runtime, plan) = (self.runtime.clone(), Arc::clone(&self.plan.0));
+        Box::pin(async move {
+            let mut last = StoreError::ConnectionLost("no server was tried".to_owned());
+            for endpoint in plan.target.endpoints() {
+                match within_deadline(&runtime, &plan, endpoint).await {
+                    Ok(client) => return Ok(client),
+                    // Another server will not know a password better, but may be the one that is up.
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        })
+    }
+}
+
+async fn within_deadline<R: Dial>(runtime: &R, plan: &Plan, endpoint: &Endpoint) -> Result<Client, StoreError> {
+    let limit = plan.target.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIME_MAX);
+    let limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
+    let deadline = pin!(runtime.sleep_until(runtime.now().plus_us(limit_us)));
+    match select(pin!(open(runtime, plan, endpoint)), deadline).await {
+        Either::Left((result, _)) => result,
+        Either::Right(_) => Err(StoreError::ConnectionLost(format!("{endpoint}: no connection within {limit:?}"))),
+    }
+}
+
+async fn open<R: Dial>(runtime: &R, plan: &Plan, endpoint: &Endpoint) -> Result<Client, StoreError> {
+    let lost = |error: std::io::Error| StoreError::ConnectionLost(format!("{endpoint}: {error}"));
+    let mut config = plan.target.config.clone();
+    let stream = match endpoint {
+        Endpoint::Unix { path } => {
+            // As with libpq: whoever can open the socket is on this machine.
+            config.ssl_mode(SslMode::Disable);
+            runtime.dial(SocketPlace::Unix(path.clone())).await.map_err(lost)?
+        }
+        Endpoint::Tcp { host, address, port } => {
+            let places = match address {
+                Some(address) => vec![SocketAddr::new(*address, *port)],
+                None => look_up(host.clone(), *port).await.map_err(lost)?,
+            };
+            dial_first(runtime, places).await.map_err(lost)?
+        }
+    };
+    let client = log_in(runtime, plan, endpoint, config, stream).await?;
+    apply_settings(&client, &plan.settings).await?;
+    if plan.target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+        refuse_standby(&client, endpoint).await?;
+    }
+    Ok(client)
+}
+
+async fn dial_first<R: Dial>(runtime: &R, places: Vec<SocketAddr>) -> std::io::Result<R::Stream> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for place in places.into_iter().take(ADDRESSES_MAX) {
+        match runtime.dial(SocketPlace::Tcp(place)).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Addresses of a name. The resolver blocks, so it gets a thread; one that hangs ends by its own time limits.
+async fn look_up(host: String, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let (answer, answered) = futures_channel::oneshot::channel();
+    std::thread::Builder::new().name("corelane-resolve".to_owned()).spawn(move || {
+        let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        // Whoever asked may have given up.
+        let _ = answer.send(found);
+    })?;
+    answered.await.unwrap_or_else(|_| Err(std::io::Error::other("the resolver's thread ended")))
+}
+
+async fn log_in<R: Dial>(
+    runtime: &R,
+    plan: &Plan,
+    endpoint: &Endpoint,
+    mut config: Config,
+    stream: R::Stream,
+) -> Result<Client, StoreError> {
+    #[cfg(feature = "tls")]
+    if let (Some(tls), Endpoint::Tcp { host, .. }) = (&plan.tls, endpoint) {
+        let wanted = if plan.target.tls_mode == TlsMode::Prefer { SslMode::Prefer } else { SslMode::Require };
+        config.ssl_mode(wanted);
+        let tls = super::tls::Tls { config: Arc::clone(tls), host: host.clone() };
+        return start(runtime, &config, stream, tls).await;
+    }
+    let _ = (plan, endpoint);
+    config.ssl_mode(SslMode::Disable);
+    start(runtime, &config, stream, NoTls).await
+}
+
+async fn start<R, S, T>(runtime: &R, config: &Config, stream: S, tls: T) -> Result<Client, StoreError>
+where
+    R: Dial,
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    T: TlsConnect<S>,
+    T::Stream: 'static,
+{
+    let (client, connection) =
+        config.connect_raw(stream, tls).await.map_err(|error| StoreError::from_postgres(&error))?;
+    runtime.spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::warn!(error = %StoreError::from_postgres(&error), "a connection to the database has ended");
+        }
+    });
+    Ok(client)
+}
+
+async fn apply_settings(client: &Client, settings: &[(String, String)]) -> Result<(), StoreError> {
+    if settings.is_empty() {
+        return Ok(());
+    }
+    let (names, values): (Vec<&str>, Vec<&str>) =
+        settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).unzip();
+    client
+        .query_typed(
+            "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as setting(name, value)",
+            &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)],
+        )
+        .await
+        .map(|_| ())
+        .map_err(|error| super::sqlstate::classify(&error))
+}
+
+async fn refuse_standby(client: &Client, endpoint: &Endpoint) -> Result<(), StoreError> {
+    let rows = client
+        .query_typed("select current_setting('transaction_read_only')", &[])
+        .await
+        .map_err(|error| super::sqlstate::classify(&error))?;
+    let read_only = rows.first().and_then(|row| row.try_get::<_, String>(0).ok());
+    if read_only.as_deref() == Some("off") {
+        return Ok(());
+    }
+    Err(StoreError::Transient { sqlstate: "25006".to_owned(), text: format!("{endpoint}: this server is read-only") })
+}

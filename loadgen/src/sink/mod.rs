@@ -1,0 +1,3 @@
+//! The sink of `verify`: a process of its own that keeps a journal of every message it accepted.
+
+pub mod server;

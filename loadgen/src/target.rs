@@ -1,0 +1,162 @@
+//! The database under load: a private, throw-away server, or one that was given.
+//!
+//! Invariants
+//! - On a given server loadgen touches one schema, which it makes and drops; one that exists already is
+//!   refused, whoever made it.
+//! - Faults and figures that need the server's processes exist on the private server only.
+
+use std::str::FromStr;
+
+use tokio_postgres::{Client, Config, NoTls};
+use uuid::Uuid;
+
+use crate::cpu::ServerCpu;
+use crate::failure::{Failure, Result};
+use crate::private_server::PrivateServer;
+
+/// Where the load goes.
+#[derive(Debug)]
+pub struct Target {
+    url: String,
+    config: Config,
+    private: Option<PrivateServer>,
+}
+
+impl Target {
+    /// Uses the server at `url`, or starts a private one.
+    ///
+    /// # Errors
+    /// Where the URL cannot be read, or the private server cannot be started.
+    pub async fn open(url: Option<&str>) -> Result<Self> {
+        let private = match url {
+            Some(_) => None,
+            None => Some(PrivateServer::start().await?),
+        };
+        let url = match (&private, url) {
+            (Some(server), _) => server.url(),
+            (None, Some(url)) => url.to_owned(),
+            (None, None) => unreachable!("a private server was started"),
+        };
+        let mut config = Config::from_str(&url)
+            .map_err(|error| Failure::Usage(format!("--database-url cannot be read: {error}")))?;
+        config.application_name("loadgen");
+        let target = Self { url, config, private };
+        target.connect().await?;
+        Ok(target)
+    }
+
+    /// The URL, for the engine.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The private server, if it is one.
+    #[must_use]
+    pub fn private(&self) -> Option<&PrivateServer> {
+        self.private.as_ref()
+    }
+
+    /// A connection of loadgen's own. Its task ends with the client.
+    ///
+    /// # Errors
+    /// Where the server refuses.
+    pub async fn connect(&self) -> Result<Client> {
+        let (client, connection) = self.config.connect(NoTls).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection of loadgen ended");
+            }
+        });
+        Ok(client)
+    }
+
+    /// The server's CPU, where its processes can be seen.
+    ///
+    /// # Errors
+    /// Where the server does not answer.
+    pub async fn server_cpu(&self) -> Result<Option<ServerCpu>> {
+        if self.private.is_none() {
+            return Ok(None);
+        }
+        let client = self.connect().await?;
+        let directory: String = client.query_one("select current_setting('data_directory')", &[]).await?.get(0);
+        let path = format!("{directory}/postmaster.pid");
+        let text = std::fs::read_to_string(&path).map_err(Failure::io(format!("reading {path}")))?;
+        let postmaster = text.lines().next().and_then(|line| line.trim().parse().ok());
+        match postmaster {
+            Some(process) => Ok(Some(ServerCpu::of(process))),
+            None => Err(Failure::Cluster(format!("{path} names no process"))),
+        }
+    }
+
+    /// A name for a schema of loadgen's own, which does not exist yet.
+    ///
+    /// # Errors
+    /// Where it exists after all.
+    pub async fn fresh_schema(&self) -> Result<String> {
+        let name = format!("loadgen_{:08x}", Uuid::new_v4().as_u128() as u32);
+        self.refuse_existing(&name).await?;
+        Ok(name)
+    }
+
+    /// Refuses a schema that exists.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if it does.
+    pub async fn refuse_existing(&self, schema: &str) -> Result<()> {
+        let client = self.connect().await?;
+        let taken = client.query_opt("select from pg_namespace where nspname = $1", &[&schema]).await?.is_some();
+        if taken {
+            return Err(Failure::Usage(format!(
+                "schema {schema} exists already: loadgen works in one of its own only"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Drops a schema of loadgen's and what is in it.
+    ///
+    /// # Errors
+    /// Where the server refuses.
+    pub async fn drop_schema(&self, schema: &str) -> Result<()> {
+        let client = self.connect().await?;
+        client.batch_execute(&format!("drop schema if exists {} cascade", quoted(schema))).await?;
+        Ok(())
+    }
+
+    /// The settings of the server that decide about these figures.
+    ///
+    /// # Errors
+    /// Where the server does not answer.
+    pub async fn settings(&self) -> Result<Vec<(String, String)>> {
+        const NAMES: &[&str] = &[
+            "server_version",
+            "fsync",
+            "synchronous_commit",
+            "full_page_writes",
+            "wal_level",
+            "wal_sync_method",
+            "wal_compression",
+            "checkpoint_timeout",
+            "max_wal_size",
+            "shared_buffers",
+            "max_connections",
+            "autovacuum",
+        ];
+        let client = self.connect().await?;
+        let rows = client
+            .query(
+                "select name, current_setting(name) from unnest($1::text[]) with ordinality as wanted (name, place) order by place",
+                &[&NAMES],
+            )
+            .await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+}
+
+/// A name quoted as an SQL identifier.
+#[must_use]
+pub fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

@@ -1,0 +1,5 @@
+//! stub
+use clap::Args;
+/// stub
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {}

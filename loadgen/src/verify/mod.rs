@@ -1,0 +1,2 @@
+//! stub
+pub mod engine_process;

@@ -1,0 +1,53 @@
+-- find_flush: whether a flush whose connection was lost at its commit is there.
+-- in: p_incarnation, p_shard, p_flush; p_since: a transaction id no newer than the flush's; p_stream_id: its streams
+-- out: no row if it did not commit, and never will; else xid, epoch, position, owned, and the numbers that each
+--     stream had before it (0: none)
+-- locks: the shard's flushes (exclusive, waiting): the lost transaction holds it until it has ended, and a second
+--     one of the same number cannot begin meanwhile. The look-up is a later statement than the lock
+-- cost: the log since p_since; a scan of each stream's rows (rare: once a lost connection)
+create or replace function @schema@.find_flush(
+    p_incarnation int4, p_shard int2, p_flush int8, p_since int8, p_stream_id uuid[])
+returns table (xid int8, epoch uuid, "position" int8, owned bool, last_seq int8[], last_version int8[])
+language plpgsql volatile
+set jit = off
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_xid int8;
+    v_position int8;
+    v_owned bool;
+    v_last_seq int8[];
+    v_last_version int8[];
+begin
+    perform pg_advisory_xact_lock(@schema@.wh_lock_class(7), @schema@.wh_flush_key(p_incarnation, p_shard));
+
+    select min(l.xid), min(l.position), bool_and(l.owned) into v_xid, v_position, v_owned
+    from @schema@.wh_log l
+    where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
+    if v_xid is null then
+        return;
+    end if;
+
+    select array_agg(n.last_seq order by n.turn), array_agg(n.last_version order by n.turn)
+    into v_last_seq, v_last_version
+    from (
+        select s.turn, coalesce(least(e.first_seq, o.first_seq) - 1, 0) as last_seq,
+            coalesce(e.first_version - 1, (
+                select v.version from @schema@.wh_event_store v
+                where v.stream_id = s.id and v.xid <> v_xid and v.position < v_position
+                order by v.version desc limit 1), 0) as last_version
+        from unnest(p_stream_id) with ordinality s(id, turn)
+        cross join lateral (
+            select min(e.stream_seq) as first_seq, min(e.version) as first_version
+            from @schema@.wh_event_store e where e.stream_id = s.id and e.xid = v_xid
+        ) e
+        cross join lateral (
+            select min(o.stream_seq) as first_seq
+            from @schema@.wh_outbox o where o.lane_id = s.id and o.xid = v_xid
+        ) o
+    ) n;
+    return query select v_xid, @schema@.wh_epoch_token(), v_position, v_owned, v_last_seq, v_last_version;
+end
+$$;

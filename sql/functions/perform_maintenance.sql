@@ -1,0 +1,86 @@
+-- perform_maintenance: one bounded step of rotation and trimming. Called every few seconds by any instance; more often
+-- does no harm.
+-- in: p_incarnation: who does it
+-- out: truncated (segments emptied), rotated (writers go to the next segment), blocked_by (pid of one that holds a
+--     segment: a dump, an open enlisted transaction), cursors_trimmed
+-- a segment's way: it is current; writers are switched to the next; its references are found resolved and its numbers
+--     are carried to wh_stream (in steps, without a lock, each its own transaction); it is truncated. Nothing relies on
+--     which segment is current: a writer with an old snapshot may still write to the one before.
+-- locks: maintenance (one at a time, by trying); lock_timeout 1 s for rows; see wh_truncate_segment
+-- time: run it with a statement_timeout of a few seconds; what a step has done is kept
+create or replace function @schema@.perform_maintenance(
+    p_incarnation int4, out truncated int4, out rotated bool, out blocked_by int4, out cursors_trimmed int4)
+language plpgsql volatile
+set search_path = @schema@, pg_temp
+set jit = off
+as $$
+declare
+    v_current int2;
+    v_switched_at timestamptz;
+    v_segment int2;
+    v_rotation wh_rotation;
+    v_done bool;
+    v_filled bool;
+    v_bytes int8;
+begin
+    truncated := 0;
+    rotated := false;
+    cursors_trimmed := 0;
+    if not pg_try_advisory_xact_lock(wh_lock_class(6), 0)
+        or not exists (select from wh_instance i where i.number = p_incarnation and i.state = 0) then
+        return;
+    end if;
+    perform set_config('lock_timeout', '1s', true);
+
+    delete from wh_cursor c
+    using (
+        -- Superseded, or of an incarnation whose partitions have its cursors as their bases.
+        select c.incarnation, c.shard, c.number from wh_cursor c
+        where exists (select from wh_cursor n
+                where n.incarnation = c.incarnation and n.shard = c.shard and n.number > c.number)
+            or not exists (select from wh_partition p where p.owner = c.incarnation)
+            and not exists (select from wh_instance i where i.number = c.incarnation and i.state = 0)
+        limit 1000
+    ) old
+    where c.incarnation = old.incarnation and c.shard = old.shard and c.number = old.number;
+    get diagnostics cursors_trimmed = row_count;
+    delete from wh_instance i
+    where i.state <> 0 and i.lease_until < clock_timestamp() - interval '1 day'
+        and not exists (select from wh_partition p where p.owner = i.number)
+        and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
+
+    select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
+    -- The one that writers go to next comes first: while it is not empty they cannot be switched.
+    foreach v_segment in array array[(v_current + 1) % 3, (v_current + 2) % 3] loop
+        execute format('select exists (select from wh_log_%s)', v_segment) into v_filled;
+        continue when not v_filled;
+        select r.* into v_rotation from wh_rotation r where r.segment = v_segment;
+        if v_rotation.segment is null then
+            insert into wh_rotation (segment, seen) values (v_segment, pg_current_snapshot())
+            returning * into v_rotation;
+        end if;
+        v_done := v_rotation.is_resolved or wh_check_resolved(v_segment);
+        continue when not v_done;
+        if not v_rotation.is_carried then
+            -- Committed before the lock is taken: who looks a number up afterwards must find it.
+            perform wh_carry_numbers(v_segment);
+            return;
+        end if;
+        select (t.truncated)::int4, t.blocked_by into truncated, blocked_by from wh_truncate_segment(v_segment) t;
+        return;
+    end loop;
+
+    v_segment := (v_current + 1) % 3;
+    execute format('select not exists (select from wh_log_%s) and exists (select from wh_log_%s)', v_segment, v_current)
+    into v_filled;
+    if v_filled then
+        v_bytes := pg_total_relation_size(format('wh_log_%s', v_current)::regclass)
+            + pg_total_relation_size(format('wh_outbox_%s', v_current)::regclass);
+        if v_switched_at < clock_timestamp() - interval '60 s'
+            or v_bytes > 268435456 and v_switched_at < clock_timestamp() - interval '5 s' then
+            update wh_segment s set current = v_segment, switched_at = clock_timestamp();
+            rotated := true;
+        end if;
+    end if;
+end
+$$;

@@ -1,0 +1,300 @@
+//! The model's side for lease keepers: incarnations, leases, take-over.
+//!
+//! Invariants
+//! - A session lock lives as long as the keeper's connection; when that ends, the server notices a little later.
+//! - Whoever ends an incarnation holds its fence exclusively, and so sees its last writes.
+
+use std::cell::Cell;
+
+use uuid::Uuid;
+
+use super::Model;
+use super::database::Instance;
+use super::locks::Key;
+use super::transaction::Tx;
+use crate::ids::Incarnation;
+use crate::plan::mutants::{self, Mutant};
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, StoreError, Taken};
+
+/// Longest time until the server sees that a connection has ended.
+const NOTICE_US: u64 = 50_000;
+/// The "shard" of the lock that stands for an instance's own row.
+const ROW: u16 = u16::MAX;
+
+/// A session: its lock owner, in one life of the server.
+#[derive(Clone, Copy)]
+struct Session {
+    owner: u64,
+    life: u64,
+}
+
+/// A lease keeper's door to the model.
+pub struct ModelCoordination {
+    model: Model,
+    session: Cell<Option<Session>>,
+    /// Whose session lock it is to hold.
+    number: Cell<Option<i32>>,
+}
+
+impl ModelCoordination {
+    pub(super) fn new(model: Model) -> Self {
+        Self { model, session: Cell::new(None), number: Cell::new(None) }
+    }
+
+    /// The session, begun if there is none in this life of the server.
+    fn session(&self) -> u64 {
+        let life = self.model.0.life.get();
+        match self.session.get() {
+            Some(session) if session.life == life => session.owner,
+            _ => {
+                let owner = self.model.fresh_owner();
+                self.session.set(Some(Session { owner, life }));
+                owner
+            }
+        }
+    }
+
+    /// The connection has ended: the server lets go of its locks when it notices.
+    fn end_session(&self) {
+        let Some(session) = self.session.take() else { return };
+        if let Some(number) = self.number.get() {
+            self.model.0.session_lost.borrow_mut().insert(number, self.model.0.runtime.now());
+        }
+        let model = self.model.clone();
+        let server = self.model.0.server.borrow().clone();
+        server.spawn(async move {
+            model.0.runtime.dawdle(NOTICE_US).await;
+            if model.0.life.get() == session.life {
+                model.0.locks.borrow().clone().release_all(session.owner);
+            }
+        });
+    }
+
+    fn noted<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        if matches!(answer, Err(StoreError::ConnectionLost(_))) {
+            self.end_session();
+        }
+        answer
+    }
+}
+
+impl Drop for ModelCoordination {
+    fn drop(&mut self) {
+        self.end_session();
+    }
+}
+
+impl Coordination for ModelCoordination {
+    async fn register_instance(
+        &self,
+        id: Uuid,
+        _service_name: &str,
+        _instance_name: &str,
+        shards: u16,
+        lease_ms: u64,
+    ) -> Result<(Incarnation, u32), StoreError> {
+        let session = self.session();
+        let answer = self
+            .model
+            .call(async move |tx: Tx| {
+                tx.pause().await?;
+                // From a sequence: it is gone whether or not this commits.
+                let number = {
+                    let mut database = tx.database();
+                    database.next_instance += 1;
+                    database.next_instance
+                };
+                let lease_until = tx.model.clock().plus_ms(lease_ms);
+                let instance = Instance { id, counter: 0, ownership: 0, lease_until, shards, alive: true };
+                tx.try_lock_for(session, Key::Alive(number));
+                tx.effect(move |database| {
+                    database.instances.insert(number, instance);
+                });
+                let count = tx.database().partition_count;
+                tx.commit().await?;
+                Ok((Incarnation { number, id }, count))
+            })
+            .await;
+        if let Ok((incarnation, _)) = &answer {
+            self.number.set(Some(incarnation.number));
+        }
+        self.noted(answer)
+    }
+
+    async fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64) -> Result<Renewed, StoreError> {
+        let (session, number) = (self.session(), incarnation.number);
+        let answer = self
+            .model
+            .call(async move |tx: Tx| {
+                // On a new connection the lock is taken again, as soon as the server has let go of the old one.
+                tx.try_lock_for(session, Key::Alive(number));
+                tx.lock(Key::Row(number, ROW), true).await?;
+                tx.pause().await?;
+                let now = tx.model.clock();
+                let renewable = tx.database().instances.get(&number).is_some_and(|of| of.alive && of.lease_until > now);
+                if !renewable {
+                    return Ok(Renewed::Dead);
+                }
+                let until = now.plus_ms(lease_ms);
+                tx.effect(move |database| {
+                    if let Some(of) = database.instances.get_mut(&number) {
+                        of.counter += 1;
+                        of.lease_until = until;
+                    }
+                });
+                tx.commit().await?;
+                Ok(Renewed::Alive)
+            })
+            .await;
+        self.noted(answer)
+    }
+
+    async fn members(&self, incarnation: Incarnation) -> Result<Members, StoreError> {
+        let number = incarnation.number;
+        let answer = self
+            .model
+            .call(async move |tx: Tx| {
+                tx.pause().await?;
+                let now = tx.model.clock();
+                let database = tx.database();
+                let owns = |number: i32| database.partitions.iter().any(|of| of.owner == Some(number));
+                let others = database
+                    .instances
+                    .iter()
+                    .filter(|(other, of)| **other != number && of.alive && owns(**other))
+                    .map(|(other, of)| Member {
+                        incarnation: Incarnation { number: *other, id: of.id },
+                        counter: of.counter,
+                        expired: of.lease_until < now,
+                    })
+                    .collect();
+                let free = database.partitions.iter().filter(|of| of.owner.is_none()).count();
+                Ok(Members { others, free_partitions: free as u32 })
+            })
+            .await;
+        self.noted(answer)
+    }
+
+    async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {
+        let answer = self.model.call(move |tx| end(tx, dead, early)).await;
+        self.noted(answer)
+    }
+
+    async fn take_partitions(&self, incarnation: Incarnation) -> Result<Option<Taken>, StoreError> {
+        let number = incarnation.number;
+        let answer = self.model.call(move |tx| take(tx, number)).await;
+        self.noted(answer)
+    }
+
+    async fn deregister_instance(&self, incarnation: Incarnation) -> Result<(), StoreError> {
+        let (session, number) = (self.session(), incarnation.number);
+        let answer = self
+            .model
+            .call(async move |tx: Tx| {
+                tx.lock(Key::Fence(number), true).await?;
+                tx.lock(Key::Row(number, ROW), true).await?;
+                tx.pause().await?;
+                if tx.database().instances.get(&number).is_some_and(|of| of.alive) {
+                    free(&tx, number).await?;
+                }
+                tx.release(session, Key::Alive(number));
+                tx.commit().await
+            })
+            .await;
+        self.noted(answer)
+    }
+
+    async fn perform_maintenance(&self, _incarnation: Incarnation) -> Result<Maintenance, StoreError> {
+        let answer = self.model.call(super::maintenance::perform).await;
+        self.noted(answer)
+    }
+}
+
+async fn end(tx: Tx, dead: Member, early: bool) -> Result<bool, StoreError> {
+    let number = dead.incarnation.number;
+    if early && !tx.try_lock(Key::Alive(number), true) {
+        return Ok(false);
+    }
+    if !mutants::active(Mutant::NoFenceLock) {
+        tx.lock(Key::Fence(number), true).await?;
+    }
+    tx.lock(Key::Row(number, ROW), true).await?;
+    tx.pause().await?;
+    let now = tx.model.clock();
+    let may_end = tx
+        .database()
+        .instances
+        .get(&number)
+        .is_some_and(|of| of.alive && (early || (of.counter == dead.counter && of.lease_until < now)));
+    if !may_end {
+        return Ok(false);
+    }
+    free(&tx, number).await?;
+    tx.commit().await?;
+    Ok(true)
+}
+
+/// Ends the incarnation's ownership: what its shards had resolved becomes the bases.
+async fn free(tx: &Tx, number: i32) -> Result<(), StoreError> {
+    tx.lock(Key::Partitions, true).await?;
+    tx.pause().await?;
+    let bases: Vec<_> = {
+        let database = tx.database();
+        (0..database.partitions.len() as u32).map(|partition| database.resolved(partition)).collect()
+    };
+    tx.effect(move |database| {
+        if let Some(of) = database.instances.get_mut(&number) {
+            of.alive = false;
+        }
+        for (partition, base) in database.partitions.iter_mut().zip(bases) {
+            if partition.owner == Some(number) {
+                partition.owner = None;
+                partition.fence += 1;
+                partition.base = base;
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn take(tx: Tx, number: i32) -> Result<Option<Taken>, StoreError> {
+    tx.lock(Key::Row(number, ROW), true).await?;
+    tx.pause().await?;
+    let now = tx.model.clock();
+    let alive = tx.database().instances.get(&number).is_some_and(|of| of.alive && of.lease_until > now);
+    if !alive {
+        return Ok(None);
+    }
+    // Who else is taking has locked the rows: they are left to him.
+    let may_take = tx.try_lock(Key::Partitions, true);
+    tx.pause().await?;
+    let (mut ownership, free, mut held) = {
+        let database = tx.database();
+        let ownership = database.instances.get(&number).map_or(0, |of| of.ownership);
+        let all = || database.partitions.iter().zip(0u32..);
+        let free: Vec<u32> = all().filter(|(of, _)| may_take && of.owner.is_none()).map(|(_, at)| at).collect();
+        let held: Vec<HeldPartition> = all()
+            .filter(|(of, at)| of.owner == Some(number) || free.contains(at))
+            .map(|(of, at)| HeldPartition { partition: at, fence: of.fence + i64::from(of.owner.is_none()) })
+            .collect();
+        (ownership, free, held)
+    };
+    held.sort_by_key(|of| of.partition);
+    if !free.is_empty() {
+        ownership += 1;
+        tx.effect(move |database| {
+            if let Some(of) = database.instances.get_mut(&number) {
+                of.ownership = ownership;
+            }
+            for partition in free {
+                let of = &mut database.partitions[partition as usize];
+                of.owner = Some(number);
+                of.fence += 1;
+                of.ownership = ownership;
+            }
+        });
+    }
+    tx.commit().await?;
+    Ok(Some(Taken { ownership, held }))
+}

@@ -1,0 +1,207 @@
+//! The Postgres implementation of both seams: [`PostgresStore`] for a shard, [`PostgresCoordination`] for the lease
+//! keeper.
+//!
+//! Invariants
+//! - A call that is dropped before its answer takes its connection along: the server may still be at work on it, and
+//!   nothing may be sent behind it. The next call dials anew.
+//! - Deadlines belong to the callers: nothing here waits on a clock.
+//! - Everything is named with its schema: no connection state is relied upon, except for the lease keeper's session
+//!   lock.
+
+mod claim;
+mod coordination;
+mod log;
+mod settle;
+mod store;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tokio_postgres::{Client, Statement};
+use uuid::Uuid;
+
+pub use coordination::PostgresCoordination;
+
+use crate::batch::{DestinationId, Rows};
+use crate::ids::Incarnation;
+use crate::seam::store::{
+    ClaimReply, ClaimRequest, LoadReply, Origin, SettleReply, SettleRequest, Store, StoreError, StoreReply,
+    StoreRequest, Stored,
+};
+use crate::store::connect::Connect;
+use crate::store::schema_name::SchemaName;
+
+/// A statement of the engine and its place in a connection's cache.
+#[derive(Clone, Debug)]
+struct Sql {
+    slot: usize,
+    text: String,
+}
+
+const STATEMENTS_MAX: usize = 8;
+
+struct Connection {
+    client: Client,
+    prepared: RefCell<[Option<Statement>; STATEMENTS_MAX]>,
+}
+
+impl Connection {
+    async fn prepare(&self, sql: &Sql) -> Result<Statement, StoreError> {
+        if let Some(statement) = &self.prepared.borrow()[sql.slot] {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(&sql.text).await?;
+        self.prepared.borrow_mut()[sql.slot] = Some(statement.clone());
+        Ok(statement)
+    }
+}
+
+/// A connection that is dialled when it is needed.
+struct Line {
+    connect: Rc<dyn Connect>,
+    connection: RefCell<Option<Rc<Connection>>>,
+}
+
+/// A call under way: unless it ends, the line loses its connection.
+struct Call<'a> {
+    line: &'a Line,
+    connection: Rc<Connection>,
+    ended: bool,
+}
+
+impl Call<'_> {
+    /// The server has answered: the connection is good, unless the answer says otherwise.
+    fn end<T>(mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        self.ended = !self.connection.client.is_closed()
+            && !matches!(result, Err(StoreError::ConnectionLost(_) | StoreError::Denied { .. }))
+            && !is_read_only(&result);
+        result
+    }
+}
+
+/// The primary has become another server: dialling finds it, this connection never will.
+fn is_read_only<T>(result: &Result<T, StoreError>) -> bool {
+    matches!(result, Err(StoreError::Transient { sqlstate, .. }) if sqlstate == "25006")
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let mut slot = self.line.connection.borrow_mut();
+            if slot.as_ref().is_some_and(|current| Rc::ptr_eq(current, &self.connection)) {
+                *slot = None;
+            }
+        }
+    }
+}
+
+impl Line {
+    fn new(connect: Rc<dyn Connect>) -> Self {
+        Self { connect, connection: RefCell::new(None) }
+    }
+
+    /// Begins a call; answers whether the connection is a new one as well.
+    async fn call(&self) -> Result<(Call<'_>, bool), StoreError> {
+        let current = self.connection.borrow().clone().filter(|connection| !connection.client.is_closed());
+        if let Some(connection) = current {
+            return Ok((Call { line: self, connection, ended: false }, false));
+        }
+        let client = self.connect.connect().await?;
+        let connection = Rc::new(Connection { client, prepared: RefCell::default() });
+        // Another call may have dialled meanwhile: one of the two connections serves its call and goes.
+        *self.connection.borrow_mut() = Some(connection.clone());
+        Ok((Call { line: self, connection, ended: false }, true))
+    }
+}
+
+/// A shard's door to Postgres: one connection for what it writes, one for what it reads.
+pub struct PostgresStore {
+    writing: Line,
+    reading: Line,
+    sql: Texts,
+}
+
+struct Texts {
+    store: Sql,
+    find_flush: Sql,
+    settle: Sql,
+    claim: Sql,
+    claim_parked: Sql,
+    release_scheduled: Sql,
+    load: Sql,
+}
+
+impl PostgresStore {
+    /// A store over an installed schema. Nothing is dialled yet.
+    #[must_use]
+    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let schema = schema.quoted();
+        let sql = Texts {
+            store: store::store_sql(schema),
+            find_flush: store::find_flush_sql(schema),
+            settle: settle::settle_sql(schema),
+            claim: claim::claim_sql(schema),
+            claim_parked: claim::claim_parked_sql(schema),
+            release_scheduled: claim::release_scheduled_sql(schema),
+            load: claim::load_sql(schema),
+        };
+        Self { writing: Line::new(connect.clone()), reading: Line::new(connect), sql }
+    }
+}
+
+impl Store for PostgresStore {
+    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+        let (call, _) = self.writing.call().await?;
+        let result = store::store(&call.connection, &self.sql.store, request).await;
+        call.end(result)
+    }
+
+    async fn find_flush(&self, origin: Origin, stream_id: &[Uuid], since: u64) -> Result<Option<Stored>, StoreError> {
+        let (call, _) = self.writing.call().await?;
+        let result = store::find_flush(&call.connection, &self.sql.find_flush, origin, stream_id, since).await;
+        call.end(result)
+    }
+
+    async fn settle(&self, incarnation: Incarnation, request: &SettleRequest) -> Result<SettleReply, StoreError> {
+        let (call, _) = self.writing.call().await?;
+        let result = settle::settle(&call.connection, &self.sql.settle, incarnation, request).await;
+        call.end(result)
+    }
+
+    async fn claim_work(&self, request: &ClaimRequest<'_>) -> Result<ClaimReply, StoreError> {
+        let (call, _) = self.reading.call().await?;
+        let result = claim::claim_work(&call.connection, &self.sql.claim, request).await;
+        call.end(result)
+    }
+
+    async fn claim_parked(
+        &self,
+        lane_id: Uuid,
+        destination: DestinationId,
+        _partition: u32,
+        rows_max: usize,
+    ) -> Result<Rows, StoreError> {
+        let (call, _) = self.reading.call().await?;
+        let result =
+            claim::claim_parked(&call.connection, &self.sql.claim_parked, lane_id, destination, rows_max).await;
+        call.end(result)
+    }
+
+    async fn release_scheduled(
+        &self,
+        incarnation: Incarnation,
+        partitions: &[u32],
+        rows_max: usize,
+    ) -> Result<usize, StoreError> {
+        let (call, _) = self.reading.call().await?;
+        let sql = &self.sql.release_scheduled;
+        let result = claim::release_scheduled(&call.connection, sql, incarnation, partitions, rows_max).await;
+        call.end(result)
+    }
+
+    async fn load(&self, incarnation: Incarnation, _shard: u16, partitions: &[u32]) -> Result<LoadReply, StoreError> {
+        let (call, _) = self.reading.call().await?;
+        let result = claim::load(&call.connection, &self.sql.load, incarnation, partitions).await;
+        call.end(result)
+    }
+}

@@ -1,0 +1,262 @@
+//! `store_shard_messages` and `find_flush`: a flush, and what became of it.
+//!
+//! Invariant: one statement a flush, which commits by itself; its parameters are written from the batches as they are.
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use uuid::Uuid;
+
+use super::log::LogRows;
+use super::{Connection, Sql};
+use crate::ids::Epoch;
+use crate::seam::store::{LastNumbers, NO_STREAM, Origin, StoreError, StoreReply, StoreRequest, Stored};
+use crate::store::columns::{self, Batches, Column, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
+
+pub(super) fn store_sql(schema: &str) -> Sql {
+    let parameters = (1..=43).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version \
+         from {schema}.store_shard_messages({parameters})"
+    );
+    Sql { slot: 0, text }
+}
+
+pub(super) fn find_flush_sql(schema: &str) -> Sql {
+    let text = format!(
+        "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5)"
+    );
+    Sql { slot: 1, text }
+}
+
+pub(super) async fn store(
+    connection: &Connection,
+    sql: &Sql,
+    request: &StoreRequest<'_>,
+) -> Result<StoreReply, StoreError> {
+    let statement = connection.prepare(sql).await?;
+    let rows = Batches::new(request.batches);
+    assert_eq!(rows.len(), request.row_stream.len(), "one stream index a row");
+    let log = LogRows::of(request);
+    let flags = request.batches.iter().flat_map(|rows| rows.flags.iter().zip(&rows.due_unix_us));
+    let (mut events, mut messages, mut scheduled) = (0i32, 0i32, 0i32);
+    for (flags, due) in flags {
+        match columns::kind(*flags, *due) {
+            1 => events += 1,
+            0 | 2 => messages += 1,
+            _ => scheduled += 1,
+        }
+    }
+    let known = request.stream_known.iter().all(|known| *known);
+
+    let incarnation = request.origin.incarnation.number;
+    let shard = request.origin.shard as i16;
+    let read_xmax = request.read.xmax() as i64;
+    let read_listed = columns::of_u64(request.read.listed());
+    let partitions = columns::of_u32(request.partitions);
+    let stream_id = columns::of_uuid(request.stream_id);
+    let stream_partition = columns::of_u32(request.stream_partition);
+    let stream_last_seq = known_or_zero(request.stream_last_seq, request.stream_known);
+    let stream_last_version = known_or_zero(request.stream_last_version, request.stream_known);
+    let row_stream = columns::of(Type::INT4, request.row_stream, |out, index| put_i32(out, stream_number(*index)));
+
+    let kind = rows.kinds();
+    let stream_seq = rows.numbers(|rows| &rows.stream_seq);
+    let version = rows.numbers(|rows| &rows.version);
+    let span_id = rows.column(
+        Type::INT8,
+        |rows| &rows.trace,
+        |out, _, trace| {
+            if trace.is_none() { put_null(out) } else { put_i64(out, trace.span_id as i64) }
+        },
+    );
+    let lane_id = rows.uuids(|rows| &rows.lane_id, false);
+    let message_id = rows.uuids(|rows| &rows.message_id, false);
+    let correlation_id = rows.uuids(|rows| &rows.correlation_id, true);
+    let causation_id = rows.uuids(|rows| &rows.causation_id, true);
+    let trace_id = rows.column(
+        Type::UUID,
+        |rows| &rows.trace,
+        |out, _, trace| {
+            if trace.is_none() { put_null(out) } else { put_uuid(out, trace.trace_id) }
+        },
+    );
+    let partition = rows.column(Type::INT4, |rows| &rows.partition, |out, _, value| put_i32(out, *value as i32));
+    let trace_flags = rows.column(
+        Type::INT2,
+        |rows| &rows.trace,
+        |out, _, trace| {
+            if trace.is_none() { put_null(out) } else { put_i16(out, i16::from(trace.flags)) }
+        },
+    );
+    let type_name = rows.spans(Type::TEXT, |rows| &rows.type_name, false);
+    let content_type = rows.spans(Type::TEXT, |rows| &rows.content_type, true);
+    let metadata = rows.spans(Type::BYTEA, |rows| &rows.metadata, true);
+    let payload = rows.spans(Type::BYTEA, |rows| &rows.payload, false);
+
+    let due = rows.column(
+        Type::TIMESTAMPTZ,
+        |rows| &rows.due_unix_us,
+        |out, _, due| {
+            if *due > 0 { put_i64(out, columns::postgres_us(*due)) } else { put_null(out) }
+        },
+    );
+    let (destination_end, destinations) = scheduled_destinations(request, scheduled > 0);
+    let destination_end = columns::of(Type::INT4, &destination_end, |out, end| put_i32(out, *end));
+    let destinations = columns::of(Type::TEXT, &destinations, |out, name| put_bytes(out, name.as_bytes()));
+
+    let log_end = columns::of(Type::INT4, &log.end, |out, end| put_i32(out, *end));
+    let log_owned = columns::of(Type::BOOL, &log.owned, |out, owned| columns::put_bool(out, *owned));
+    let log_dictionary_end = columns::of(Type::INT4, &log.dictionary_end, |out, end| put_i32(out, *end));
+    let dictionary = columns::of(Type::TEXT, &log.dictionary, |out, name| put_bytes(out, name.name().as_bytes()));
+    let batches = request.batches;
+    let log_partition = columns::of(Type::INT4, &log.references, |out, at| {
+        put_i32(out, batches[at.batch as usize].partition[at.row as usize] as i32);
+    });
+    let log_destination = columns::of(Type::INT2, &log.references, |out, at| put_i16(out, at.destination));
+    let log_seq = columns::of(Type::INT8, &log.references, |out, at| {
+        put_i64(out, batches[at.batch as usize].stream_seq[at.row as usize]);
+    });
+    let log_version = columns::of(Type::INT8, &log.references, |out, at| {
+        put_i64(out, batches[at.batch as usize].version[at.row as usize]);
+    });
+    let log_lane = columns::of(Type::UUID, &log.references, |out, at| {
+        put_uuid(out, batches[at.batch as usize].lane_id[at.row as usize]);
+    });
+    let row_streams = request.row_stream;
+    let log_stream = columns::of(Type::INT4, &log.references, |out, at| {
+        put_i32(out, stream_number(row_streams[at.request_row as usize]));
+    });
+
+    let due = (scheduled > 0).then_some(due);
+    let parameters: [&(dyn ToSql + Sync); 43] = [
+        &incarnation,
+        &shard,
+        &request.origin.flush_number,
+        &request.ownership,
+        &read_xmax,
+        &read_listed,
+        &partitions,
+        &stream_id,
+        &stream_partition,
+        &stream_last_seq,
+        &stream_last_version,
+        &known,
+        &events,
+        &messages,
+        &kind,
+        &row_stream,
+        &stream_seq,
+        &version,
+        &span_id,
+        &lane_id,
+        &message_id,
+        &correlation_id,
+        &causation_id,
+        &trace_id,
+        &partition,
+        &trace_flags,
+        &type_name,
+        &content_type,
+        &metadata,
+        &payload,
+        &due,
+        &destination_end,
+        &destinations,
+        &log_end,
+        &log_owned,
+        &log_dictionary_end,
+        &dictionary,
+        &log_partition,
+        &log_destination,
+        &log_seq,
+        &log_version,
+        &log_lane,
+        &log_stream,
+    ];
+    let row = connection.client.query_one(&statement, &parameters).await.map_err(number_taken)?;
+    if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
+        return Ok(StoreReply::Busy { stream_id });
+    }
+    let looked_up = match row.try_get::<_, Option<Vec<i64>>>(6)? {
+        Some(seq) => Some(last_numbers(seq, row.try_get(7)?)),
+        None => None,
+    };
+    Ok(StoreReply::Stored(Stored {
+        xid: row.try_get::<_, i64>(1)? as u64,
+        epoch: Epoch(row.try_get(2)?),
+        position: row.try_get(3)?,
+        owned: row.try_get(4)?,
+        foreign: row.try_get(5)?,
+        looked_up,
+    }))
+}
+
+pub(super) async fn find_flush(
+    connection: &Connection,
+    sql: &Sql,
+    origin: Origin,
+    stream_id: &[Uuid],
+    since: u64,
+) -> Result<Option<Stored>, StoreError> {
+    let statement = connection.prepare(sql).await?;
+    let shard = origin.shard as i16;
+    let since = since as i64;
+    let streams = columns::of_uuid(stream_id);
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams];
+    let Some(row) = connection.client.query_opt(&statement, &parameters).await? else {
+        return Ok(None);
+    };
+    let seq = row.try_get::<_, Option<Vec<i64>>>(4)?.unwrap_or_default();
+    let version = row.try_get::<_, Option<Vec<i64>>>(5)?.unwrap_or_default();
+    Ok(Some(Stored {
+        xid: row.try_get::<_, i64>(0)? as u64,
+        epoch: Epoch(row.try_get(1)?),
+        position: row.try_get(2)?,
+        owned: row.try_get(3)?,
+        // Whether it met another writer is not recorded: as if it had.
+        foreign: true,
+        looked_up: Some(last_numbers(seq, version)),
+    }))
+}
+
+/// Only this statement writes numbers under a unique index.
+fn number_taken(error: tokio_postgres::Error) -> StoreError {
+    if error.code() == Some(&SqlState::UNIQUE_VIOLATION) { StoreError::NumberTaken } else { error.into() }
+}
+
+fn last_numbers(seq: Vec<i64>, version: Vec<i64>) -> Vec<LastNumbers> {
+    seq.into_iter().zip(version).map(|(seq, version)| LastNumbers { seq, version }).collect()
+}
+
+fn stream_number(index: u32) -> i32 {
+    if index == NO_STREAM { 0 } else { index as i32 + 1 }
+}
+
+/// What the rows' numbers were counted from.
+fn known_or_zero<'a>(last: &'a [i64], known: &'a [bool]) -> Column<impl Fn(&mut bytes::BytesMut) + Sync + 'a> {
+    Column::new(Type::INT8, last.len(), move |out| {
+        for (last, known) in last.iter().zip(known) {
+            put_i64(out, if *known { *last } else { 0 });
+        }
+    })
+}
+
+/// The destinations of scheduled rows, row after row; nothing where there is none.
+fn scheduled_destinations(request: &StoreRequest<'_>, any: bool) -> (Vec<i32>, Vec<&'static str>) {
+    let (mut ends, mut names) = (Vec::new(), Vec::new());
+    if any {
+        for rows in request.batches {
+            let mut references = rows.reference_row.iter().zip(&rows.reference_destination).peekable();
+            for row in 0..rows.len() {
+                while let Some((_, destination)) = references.next_if(|(of, _)| **of as usize == row) {
+                    if rows.due_unix_us[row] > 0 {
+                        names.push(destination.name());
+                    }
+                }
+                ends.push(names.len() as i32);
+            }
+        }
+    }
+    (ends, names)
+}

@@ -1,0 +1,363 @@
+//! The conformance script: what any implementation of the Postgres seam answers, step by step. It runs on the
+//! in-memory model (`tests/sim`) and on Postgres (`tests/it`), and so holds the two against each other.
+//!
+//! Each step says what it is for. The schema is freshly installed and nobody else uses it.
+
+mod requests;
+
+use corelane::batch::{DestinationId, Rows};
+use corelane::ids::Incarnation;
+use corelane::plan::snapshot::Snapshot;
+use corelane::seam::store::{
+    ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Renewed, SettleReply, SettleRequest, Spill,
+    Store, StoreError, StoreReply, Stored, Taken,
+};
+use uuid::Uuid;
+
+use requests::{Flush, Reader};
+
+const LEASE_MS: u64 = 60_000;
+
+fn id(number: u128) -> Uuid {
+    Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 + number)
+}
+
+fn to(name: &str) -> DestinationId {
+    DestinationId::of(name).unwrap()
+}
+
+fn stored(reply: Result<StoreReply, StoreError>) -> Stored {
+    match reply {
+        Ok(StoreReply::Stored(stored)) => stored,
+        other => panic!("not stored: {other:?}"),
+    }
+}
+
+/// `lane:seq/version>destination` of every row, in order.
+fn story(rows: &Rows) -> Vec<String> {
+    (0..rows.len())
+        .map(|row| {
+            let destination = rows.reference_destination[row].name();
+            let lane = rows.lane_id[row].as_u128() as u16;
+            format!("{lane}:{}/{}>{destination}", rows.stream_seq[row], rows.version[row])
+        })
+        .collect()
+}
+
+fn own_flushes(reply: &ClaimReply) -> Vec<Option<i64>> {
+    reply.logs.iter().map(|log| log.own_flush).collect()
+}
+
+/// Runs the script. `keeper_a` and `keeper_b` are two connections.
+pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &C, partition_count: u32) {
+    let (a, taken) = an_incarnation_takes_everything(store, keeper_a, partition_count).await;
+    let mut reader = Reader::new(a, &taken);
+    let first = a_flush_is_numbered_and_claimed(store, &mut reader, partition_count).await;
+    numbers_are_never_given_twice(store, &mut reader, partition_count).await;
+    a_flush_is_found_after_its_answer_was_lost(store, &reader, &first).await;
+    a_foreign_row_is_seen(store, &mut reader, partition_count).await;
+    a_page_is_cut_by_position(store, &reader).await;
+    a_lane_is_parked_and_drained(store, &mut reader, partition_count).await;
+    a_dead_letter_is_written_once(store, &mut reader, partition_count).await;
+    a_scheduled_message_gets_its_number_when_due(store, &mut reader, partition_count).await;
+    a_successor_starts_where_the_cursor_stands(store, keeper_a, keeper_b, &mut reader).await;
+}
+
+async fn an_incarnation_takes_everything<S: Store, C: Coordination>(
+    store: &S,
+    keeper: &C,
+    partition_count: u32,
+) -> (Incarnation, Taken) {
+    let (a, count) = keeper.register_instance(id(1), "service", "a", 1, LEASE_MS).await.unwrap();
+    assert_eq!((a.id, count), (id(1), partition_count));
+    assert_eq!(keeper.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Alive);
+    let members = keeper.members(a).await.unwrap();
+    assert_eq!((members.others.len(), members.free_partitions), (0, partition_count));
+    let taken = keeper.take_partitions(a).await.unwrap().unwrap();
+    assert_eq!(taken.held.len() as u32, partition_count);
+    assert!(taken.held.iter().zip(0..).all(|(held, partition)| (held.partition, held.fence) == (partition, 1)));
+    let again = keeper.take_partitions(a).await.unwrap().unwrap();
+    assert_eq!(again, taken, "nothing was free: nothing changes");
+    let held: Vec<u32> = taken.held.iter().map(|held| held.partition).collect();
+    let load = store.load(a, 0, &held).await.unwrap();
+    assert_eq!(load.resolved.len(), held.len());
+    assert!(load.resolved.iter().all(|resolved| !resolved.contains(3)) && load.parked.is_empty());
+    (a, taken)
+}
+
+/// Events and other messages share the stream's numbers; versions count events; a message without stream is 1.
+async fn a_flush_is_numbered_and_claimed<S: Store>(store: &S, reader: &mut Reader, count: u32) -> Stored {
+    let mut flush = Flush::new(reader, 1, count);
+    flush.push(Some(id(10)), true, &["x"]).push(Some(id(10)), false, &["x", "y"]).push(Some(id(10)), true, &[]);
+    flush.push(None, false, &["y"]);
+    let first = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    assert!(first.owned && !first.foreign);
+    assert_eq!(first.looked_up, Some(vec![LastNumbers { seq: 0, version: 0 }]));
+
+    let in_memory = store.claim_work(&reader.claim(&[1], 100)).await.unwrap();
+    assert_eq!(own_flushes(&in_memory), vec![Some(1); in_memory.logs.len()]);
+    assert!(!in_memory.logs.is_empty() && in_memory.rows.is_empty() && !in_memory.more);
+    assert_eq!(in_memory.epoch, first.epoch);
+
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    assert_eq!(story(&claimed.rows), ["10:1/1>x", "10:2/0>x", "10:2/0>y", &flush.streamless_story("y")]);
+    assert!(claimed.logs.iter().all(|log| log.xid == first.xid && log.own_flush.is_none()));
+    let references: u32 = claimed.logs.iter().map(|log| log.reference_count).sum();
+    assert_eq!(references, 4);
+    assert_eq!(claimed.position.page, None);
+    assert!(claimed.position.read.contains(first.xid));
+    reader.position = claimed.position;
+    let nothing = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    assert!(nothing.logs.is_empty() && nothing.rows.is_empty(), "what was read does not come again");
+    first
+}
+
+/// Remembered numbers are taken as they are; wrong ones fail the flush and nothing of it is written.
+async fn numbers_are_never_given_twice<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut flush = Flush::new(reader, 2, count);
+    flush.known(id(10), 3, 2).push(Some(id(10)), true, &["x"]);
+    let second = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    assert_eq!(second.looked_up, None);
+
+    let mut wrong = Flush::new(reader, 3, count);
+    wrong.known(id(10), 3, 2).push(Some(id(11)), true, &["x"]).push(Some(id(10)), true, &["x"]);
+    wrong.known(id(11), 0, 0);
+    let taken = store.store_outbox_messages(&wrong.request(reader)).await;
+    assert!(matches!(taken, Err(StoreError::NumberTaken)), "{taken:?}");
+
+    // An unknown stream in the flush: all of them are looked up.
+    let mut mixed = Flush::new(reader, 4, count);
+    mixed.known(id(10), 4, 3).push(Some(id(10)), false, &["x"]).push(Some(id(11)), true, &["x"]);
+    let mixed = stored(store.store_outbox_messages(&mixed.request(reader)).await);
+    let expected = vec![LastNumbers { seq: 4, version: 3 }, LastNumbers { seq: 0, version: 0 }];
+    assert_eq!(mixed.looked_up, Some(expected));
+
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    assert_eq!(story(&claimed.rows), ["10:4/3>x", "10:5/0>x", "11:1/1>x"]);
+    assert!(mixed.xid > second.xid && mixed.position > second.position);
+    reader.position = claimed.position;
+}
+
+async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader: &Reader, first: &Stored) {
+    let found = store.find_flush(reader.origin(1), &[id(10)], first.xid).await.unwrap().unwrap();
+    assert_eq!((found.xid, found.position, found.owned), (first.xid, first.position, true));
+    assert_eq!(found.looked_up, first.looked_up);
+    assert_eq!(found.epoch, first.epoch);
+    for absent in [3, 99] {
+        let found = store.find_flush(reader.origin(absent), &[id(10)], first.xid).await.unwrap();
+        assert_eq!(found, None, "flush {absent} was not committed");
+    }
+}
+
+/// A row that no owner wrote makes the next flush look up, until it has been read.
+async fn a_foreign_row_is_seen<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut stranger = Flush::new(reader, 5, count);
+    stranger.not_held().push(Some(id(10)), false, &["x"]);
+    let stranger = stored(store.store_outbox_messages(&stranger.request(reader)).await);
+    assert_eq!(stranger.looked_up, Some(vec![LastNumbers { seq: 5, version: 3 }]));
+
+    let mut wrong_ownership = Flush::new(reader, 6, count);
+    wrong_ownership.ownership(reader.ownership + 7).known(id(12), 0, 0).push(Some(id(12)), true, &["x"]);
+    let not_owned = stored(store.store_outbox_messages(&wrong_ownership.request(reader)).await);
+    assert!(!not_owned.owned && not_owned.foreign);
+    assert_eq!(not_owned.looked_up, Some(vec![LastNumbers { seq: 0, version: 0 }]));
+
+    let mut own = Flush::new(reader, 7, count);
+    own.known(id(10), 6, 3).push(Some(id(10)), true, &["x"]);
+    let own_stored = stored(store.store_outbox_messages(&own.request(reader)).await);
+    assert!(own_stored.foreign && own_stored.owned);
+
+    let claimed = store.claim_work(&reader.claim(&[5, 6, 7], 100)).await.unwrap();
+    assert_eq!(own_flushes(&claimed), [None, None, Some(7)], "only owned rows are left out");
+    assert_eq!(story(&claimed.rows), ["10:6/0>x", "12:1/1>x"]);
+    reader.position = claimed.position;
+
+    let mut after = Flush::new(reader, 8, count);
+    after.known(id(10), 7, 4).push(Some(id(10)), true, &["x"]);
+    let after = stored(store.store_outbox_messages(&after.request(reader)).await);
+    assert!(!after.foreign && after.looked_up.is_none(), "what was read is not foreign any more");
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    assert_eq!(story(&claimed.rows), ["10:8/5>x"]);
+    reader.position = claimed.position;
+}
+
+/// Small pages of one snapshot give the same rows in the same order as one large page.
+async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
+    let mut paged = reader.from_the_start();
+    let mut rows = Vec::new();
+    let mut pages = 0;
+    loop {
+        let page = store.claim_work(&paged.claim(&[], 1)).await.unwrap();
+        rows.extend(story(&page.rows));
+        pages += 1;
+        assert_eq!(page.more, page.position.page.is_some());
+        assert!(pages < 20, "the pages do not end");
+        paged.position = page.position;
+        if !page.more {
+            break;
+        }
+    }
+    assert!(pages > 3, "{pages} pages");
+    let whole = store.claim_work(&reader.from_the_start().claim(&[], 100)).await.unwrap();
+    assert_eq!(rows, story(&whole.rows));
+    assert_eq!(rows.len(), 4 + 3 + 3 + 1);
+
+    let mut half = reader.from_the_start();
+    half.held.retain(|partition| partition % 2 == 0);
+    let claimed = store.claim_work(&half.claim(&[], 100)).await.unwrap();
+    assert!(claimed.rows.partition.iter().all(|partition| partition % 2 == 0));
+    assert_eq!(claimed.logs.len(), whole.logs.len(), "rows of others are passed, without references");
+}
+
+/// Parked, copied beside the log, drained, un-parked; all of it may be sent twice.
+async fn a_lane_is_parked_and_drained<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut flush = Flush::new(reader, 9, count);
+    flush.push(Some(id(20)), true, &["x"]).push(Some(id(20)), false, &["x"]);
+    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    let partition = claimed.rows.partition[0];
+    reader.position = claimed.position;
+    let (lane_id, destination) = (id(20), to("x"));
+    let spill = |stream_seq, version| Spill { lane_id, destination, partition, stream_seq, version };
+    let park = SettleRequest {
+        ownership: reader.ownership,
+        park: vec![Park {
+            lane_id,
+            destination,
+            partition,
+            stream_seq: 1,
+            attempts: 2,
+            reason: 2,
+            error: "refused".into(),
+            error_cut: false,
+            due_in_ms: 3_600_000,
+        }],
+        spill: vec![spill(1, 1), spill(2, 0)],
+        ..SettleRequest::default()
+    };
+    for _ in 0..2 {
+        let reply = store.settle(reader.incarnation, &park).await.unwrap();
+        assert!(matches!(reply, SettleReply::Settled { unparked, .. } if unparked.is_empty()));
+    }
+    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    assert_eq!(load.parked.len(), 1);
+    let parked = &load.parked[0];
+    assert_eq!((parked.lane_id, parked.destination, parked.attempts), (lane_id, destination, 2));
+    assert!(parked.due_in_ms > 3_000_000 && parked.due_in_ms <= 3_600_001, "{}", parked.due_in_ms);
+    let kept = store.claim_parked(lane_id, destination, partition, 10).await.unwrap();
+    assert_eq!(story(&kept), ["20:1/1>x", "20:2/0>x"]);
+    assert_eq!(story(&store.claim_parked(lane_id, destination, partition, 1).await.unwrap()), ["20:1/1>x"]);
+
+    let drained = |stream_seq| Drained { lane_id, destination, partition, stream_seq };
+    let unpark = |drained| SettleRequest {
+        drained,
+        unpark: vec![(lane_id, destination, partition)],
+        ..SettleRequest::default()
+    };
+    for (request, gone) in [
+        (unpark(vec![drained(1)]), false),
+        (unpark(vec![drained(1)]), false),
+        (unpark(vec![drained(2)]), true),
+        (unpark(vec![]), true),
+    ] {
+        match store.settle(reader.incarnation, &request).await.unwrap() {
+            SettleReply::Settled { unparked, .. } => assert_eq!(unparked, [gone], "{request:?}"),
+            SettleReply::Fenced => panic!("fenced"),
+        }
+    }
+    assert!(store.load(reader.incarnation, 0, &reader.held).await.unwrap().parked.is_empty());
+}
+
+async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut flush = Flush::new(reader, 10, count);
+    flush.push(Some(id(21)), true, &["x"]);
+    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    let partition = claimed.rows.partition[0];
+    reader.position = claimed.position;
+    let request = SettleRequest {
+        ownership: reader.ownership,
+        dead: vec![DeadLetter {
+            lane_id: id(21),
+            destination: to("x"),
+            partition,
+            stream_seq: 1,
+            version: 1,
+            attempts: 10,
+            reason: 5,
+            error: "ends here".into(),
+            error_cut: true,
+        }],
+        cursor: Some(reader.position.read.clone()),
+        ..SettleRequest::default()
+    };
+    for _ in 0..2 {
+        let reply = store.settle(reader.incarnation, &request).await.unwrap();
+        assert!(matches!(reply, SettleReply::Settled { .. }));
+    }
+    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    for xid in claimed.logs.iter().map(|log| log.xid) {
+        assert!(load.resolved.iter().all(|resolved| resolved.contains(xid)), "the cursor came with it");
+    }
+}
+
+async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut flush = Flush::new(reader, 11, count);
+    flush.push_due(id(10), 1, &["x"]);
+    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let claimed = store.claim_work(&reader.claim(&[11], 100)).await.unwrap();
+    assert!(claimed.rows.is_empty(), "not in the log yet");
+    assert_eq!(claimed.scheduled_in_ms, Some(0));
+    reader.position = claimed.position;
+    assert_eq!(store.release_scheduled(reader.incarnation, &reader.held, 10).await.unwrap(), 1);
+    assert_eq!(store.release_scheduled(reader.incarnation, &reader.held, 10).await.unwrap(), 0);
+    let claimed = store.claim_work(&reader.claim(&[11], 100)).await.unwrap();
+    assert_eq!(story(&claimed.rows), ["10:9/0>x"]);
+    assert_eq!(claimed.scheduled_in_ms, None);
+    reader.position = claimed.position;
+}
+
+/// A clean end frees the partitions with what was resolved; the old incarnation writes nothing any more.
+async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
+    store: &S,
+    keeper_a: &C,
+    keeper_b: &C,
+    reader: &mut Reader,
+) {
+    let a = reader.incarnation;
+    let (b, _) = keeper_b.register_instance(id(2), "service", "b", 1, LEASE_MS).await.unwrap();
+    let members = keeper_b.members(b).await.unwrap();
+    assert_eq!((members.others.len(), members.free_partitions), (1, 0));
+    let member = members.others[0];
+    assert_eq!((member.incarnation, member.counter, member.expired), (a, 1, false));
+    for early in [true, false] {
+        assert!(!keeper_b.mark_dead(member, early).await.unwrap(), "it lives: early {early}");
+    }
+    let cursor = SettleRequest {
+        ownership: reader.ownership,
+        cursor: Some(reader.position.read.clone()),
+        ..SettleRequest::default()
+    };
+    assert!(matches!(store.settle(a, &cursor).await.unwrap(), SettleReply::Settled { .. }));
+    keeper_a.deregister_instance(a).await.unwrap();
+    assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
+    assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
+    let late = SettleRequest { cursor: Some(Snapshot::new(1 << 40, Vec::new())), ..SettleRequest::default() };
+    assert_eq!(store.settle(a, &late).await.unwrap(), SettleReply::Fenced);
+
+    let taken = keeper_b.take_partitions(b).await.unwrap().unwrap();
+    assert_eq!(taken.held.len(), reader.held.len());
+    assert!(taken.held.iter().all(|held| held.fence == 3), "one step to be freed, one to be taken");
+    let load = store.load(b, 0, &reader.held).await.unwrap();
+    for resolved in &load.resolved {
+        assert_eq!(resolved.xmax(), reader.position.read.xmax());
+    }
+    let mut successor = Reader::new(b, &taken);
+    successor.position.read = load.resolved[0].clone();
+    let claimed = store.claim_work(&successor.claim(&[], 100)).await.unwrap();
+    assert!(claimed.rows.is_empty(), "everything was resolved: {:?}", story(&claimed.rows));
+
+    let maintenance = keeper_b.perform_maintenance(b).await.unwrap();
+    assert_eq!(maintenance.blocked_by, None);
+    keeper_b.deregister_instance(b).await.unwrap();
+}

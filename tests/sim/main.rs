@@ -1,0 +1,17 @@
+//! Simulation: the shards' own loops on a seeded executor, against the in-memory model of the database, with a
+//! faulty transport, strangers and faults.
+//!
+//! `CORELANE_SIM_SEED=n` replays one seed (`CORELANE_SIM_TRACE=1` prints every event), `CORELANE_SIM_SEEDS=n`
+//! runs that many, from `CORELANE_SIM_FIRST` on.
+
+#[path = "../conformance/mod.rs"]
+mod conformance;
+
+mod chaos;
+mod model;
+mod process;
+mod publisher;
+mod scenario;
+mod seeds;
+mod sink;
+mod writers;

@@ -1,0 +1,301 @@
+//! One seed, one run: processes, callers, strangers and faults, then quiet, then the account.
+//!
+//! Checked at the end
+//! - Everything committed was accepted by the transport or lies in the dead letters (P3), nothing is left parked
+//!   or scheduled, versions have no gaps, and no number was given twice (P5).
+//! - Callers were told the truth: stored under these numbers, or not stored.
+//! - No transaction of ours was ended by a deadlock, and memory stayed within its bounds (P8).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use corelane::batch::DestinationId;
+use corelane::plan::lease::LeaseTimes;
+use corelane::runtime::sim::{Failure, SimRuntime};
+use corelane::seam::runtime::Runtime;
+use corelane::seam::store::Coordination;
+use corelane::seam::transport::TransportLimits;
+use corelane::shard::ShardSettings;
+use corelane::store::model::{Model, ModelSettings};
+use uuid::Uuid;
+
+use crate::chaos::{Chaos, Faults};
+use crate::process::{Process, ProcessPlan};
+use crate::publisher::{Broker, Manners};
+use crate::sink::Sink;
+use crate::writers::{Ids, Pace, Subjects, Told, spawn_caller, spawn_stranger};
+
+/// Steps of one run, beyond which it is taken for a livelock.
+const STEPS_MAX: u64 = 4_000_000;
+/// Virtual time that the quiet at the end may take until everything is done.
+const QUIET_MS: u64 = 120_000;
+
+/// What a run is made of. `Scenario::drawn` draws it from the seed; a test may then fix parts of it.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub seed: u64,
+    pub processes: u64,
+    pub shards: u16,
+    pub partition_count: u32,
+    pub streams: u64,
+    pub destinations: u64,
+    pub messages: u64,
+    pub run_ms: u64,
+    pub pause_us: u64,
+    pub strangers: u64,
+    pub hold_us: u64,
+    pub ordered: bool,
+    pub lane_rows_max: usize,
+    pub claim_rows_max: usize,
+    pub flush_rows_max: usize,
+    pub scheduled_per_mille: u64,
+    pub maintenance_ms: u64,
+    pub rotate_rows: usize,
+    pub manners: Manners,
+    pub faults: Faults,
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Account {
+    pub committed: usize,
+    pub accepted: u64,
+    pub copies: u64,
+}
+
+impl Scenario {
+    /// The scenario of a seed: its shape is drawn as well.
+    pub fn drawn(seed: u64) -> Self {
+        let mut random = corelane::runtime::sim::Random::new(seed ^ 0x5EED);
+        let mut below = |bound: u64| random.below(bound);
+        let wild = below(4) > 0;
+        let faults = if wild { Faults::drawn(&mut below) } else { Faults::default() };
+        let manners = if below(3) > 0 {
+            Manners { failed: below(120), permanent: below(10), unknown: below(60), short: below(40), slow: below(30) }
+        } else {
+            Manners::default()
+        };
+        Self {
+            seed,
+            processes: 1 + below(3),
+            shards: 1 + below(3) as u16,
+            partition_count: 1 + below(12) as u32,
+            streams: 1 + below(12),
+            destinations: 1 + below(3),
+            messages: 60 + below(240),
+            run_ms: 1_500 + below(6_000),
+            pause_us: 500 + below(40_000),
+            strangers: below(4),
+            hold_us: 1_000 + below(1_500_000),
+            ordered: below(4) == 0,
+            lane_rows_max: if below(3) == 0 { 8 + below(24) as usize } else { 10_000 },
+            claim_rows_max: 1 + below(40) as usize,
+            flush_rows_max: 2 + below(60) as usize,
+            scheduled_per_mille: if below(3) == 0 { 100 } else { 0 },
+            maintenance_ms: 20 + below(500),
+            rotate_rows: 1 + below(40) as usize,
+            manners,
+            faults,
+        }
+    }
+
+    fn plan(&self) -> ProcessPlan {
+        let publish_timeout_ms = 500;
+        let times = LeaseTimes::new(4_000, 1_500, publish_timeout_ms).unwrap();
+        let settings = ShardSettings {
+            shard: 0,
+            shards: self.shards,
+            flush_rows_max: self.flush_rows_max,
+            flush_bytes_max: 1 << 20,
+            flush_age_us_max: 200,
+            claim_rows_max: self.claim_rows_max,
+            claim_poll_ms: 50,
+            claim_poll_ms_max: 400,
+            lane_rows_max: self.lane_rows_max,
+            lane_streams_max: 1_000,
+            publish_run_rows_max: 16,
+            publish_in_flight_max: 4,
+            publish_timeout_ms,
+            retry_base_ms: 40,
+            retry_cap_ms: 300,
+            retry_attempts_max: 4,
+            // Drawn from the thread's randomness, which no seed replays.
+            retry_jitter_percent: 0,
+            cursor_interval_ms: 50,
+            call_timeout_ms: 3_000,
+        };
+        let limits = TransportLimits {
+            timeout_ms: publish_timeout_ms,
+            ordered_atomic_batches: self.ordered,
+            ..TransportLimits::default()
+        };
+        ProcessPlan { shards: self.shards, times, settings, limits, budget_rows: 64 }
+    }
+
+    fn subjects(&self) -> Subjects {
+        // Ids first: their order of registration is the same in every run.
+        let destinations = (0..self.destinations)
+            .map(|number| DestinationId::of(["alpha", "beta", "gamma"][number as usize]).unwrap())
+            .collect();
+        let stream = |number: u64| Uuid::from_u128(u128::from(number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C));
+        Subjects {
+            streams: (0..self.streams).map(stream).collect(),
+            destinations,
+            partition_count: self.partition_count,
+            rows_max: 6,
+            events_per_mille: 500,
+            streamless_per_mille: 100,
+            scheduled_per_mille: self.scheduled_per_mille,
+        }
+    }
+}
+
+/// Runs a scenario to its end.
+pub fn run(scenario: &Scenario) -> Result<Account, (Failure, Vec<String>)> {
+    for name in ["alpha", "beta", "gamma"] {
+        DestinationId::of(name).unwrap();
+    }
+    let runtime = SimRuntime::new(scenario.seed, STEPS_MAX);
+    runtime.echo_trace(std::env::var("CORELANE_SIM_TRACE").is_ok());
+    let outcome = {
+        let (runtime, scenario) = (runtime.clone(), scenario.clone());
+        runtime.clone().block_on(live(runtime, scenario))
+    };
+    let events = runtime.last_events();
+    runtime.end_world();
+    outcome.map_err(|failure| (failure, events))
+}
+
+async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
+    let model = Model::new(
+        &runtime,
+        ModelSettings {
+            partition_count: scenario.partition_count,
+            rotate_rows: scenario.rotate_rows,
+            rotate_ms: 1_000,
+            cut_per_mille: scenario.faults.cut_per_mille,
+            ..ModelSettings::default()
+        },
+    );
+    let plan = scenario.plan();
+    let sink = Sink::new(&runtime, &model, plan.times.ttl_ms());
+    let broker = Broker {
+        runtime: runtime.new_process(),
+        sink: sink.clone(),
+        manners: Rc::new(Cell::new(scenario.manners)),
+        away: Rc::new(RefCell::new(BTreeMap::new())),
+    };
+    let subjects = scenario.subjects();
+    let (ids, told) = (Ids::default(), Rc::new(RefCell::new(Told::default())));
+    let pace = Pace {
+        pause_us: scenario.pause_us,
+        budget_rows: plan.budget_rows,
+        left: Rc::new(Cell::new(scenario.messages)),
+        open: Rc::new(Cell::new(true)),
+    };
+    let start = {
+        let (runtime, model, broker, plan) = (runtime.clone(), model.clone(), broker.clone(), plan.clone());
+        let (subjects, ids, told, pace) = (subjects.clone(), ids.clone(), told.clone(), pace.clone());
+        move || {
+            let process = Process::start(&runtime, &model, &broker, &plan);
+            for _ in 0..2 {
+                spawn_caller(&process, &subjects, &ids, &told, pace.clone());
+            }
+            process
+        }
+    };
+    for _ in 0..scenario.strangers {
+        spawn_stranger(&runtime, &model, &subjects, &ids, pace.clone(), scenario.hold_us);
+    }
+    spawn_maintenance(&runtime, &model, scenario.maintenance_ms);
+    let mut chaos = Chaos::new(&runtime, &model, &broker, &sink, scenario.faults, start);
+    chaos.start_processes(scenario.processes).await;
+    let end = runtime.now().plus_ms(scenario.run_ms);
+    while runtime.now() < end && pace.left.get() > 0 {
+        chaos.strike().await;
+    }
+    pace.open.set(false);
+    chaos.quiet().await;
+    broker.manners.set(Manners::default());
+    let give_up = runtime.now().plus_ms(QUIET_MS);
+    while !(sink.missing().is_empty() && model.left_over() == (0, 0, 0)) {
+        if runtime.now() > give_up {
+            let (parked, kept, scheduled) = model.left_over();
+            let missing = sink.missing();
+            runtime.fail(format!(
+                "P3: after the quiet {} are missing ({:?}), {parked} lanes parked, {kept} references kept, {scheduled} scheduled",
+                missing.len(),
+                missing.iter().take(5).collect::<Vec<_>>()
+            ));
+        }
+        runtime.sleep_until(runtime.now().plus_ms(100)).await;
+    }
+    chaos.stop_all().await;
+    check_told(&runtime, &model, &told.borrow());
+    check_versions(&runtime, &model);
+    if model.deadlocks() > 0 {
+        runtime.fail(format!("{} transactions were ended by a deadlock", model.deadlocks()));
+    }
+    let (copies, accepted) = sink.counts();
+    Account { committed: model.history().len(), accepted, copies }
+}
+
+fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {
+    let keeper = model.coordination();
+    let clock = runtime.new_process();
+    let nobody = corelane::ids::Incarnation { number: 0, id: Uuid::nil() };
+    clock.clone().spawn(async move {
+        loop {
+            clock.sleep_until(clock.now().plus_ms(every_ms)).await;
+            if let Ok(done) = keeper.perform_maintenance(nobody).await
+                && (done.truncated > 0 || done.rotated)
+            {
+                clock.trace(|| format!("maintenance: {done:?}"));
+            }
+        }
+    });
+}
+
+fn check_told(runtime: &SimRuntime, model: &Model, told: &Told) {
+    let history: BTreeMap<Uuid, (i64, i64)> =
+        model.history().into_iter().map(|of| (of.message_id, (of.stream_seq, of.version))).collect();
+    for (message, seq, version) in &told.stored {
+        if history.get(message) != Some(&(*seq, *version)) {
+            let found = history.get(message);
+            runtime.fail(format!("P3: {message} was acknowledged as {seq}/{version}, stored is {found:?}"));
+        }
+    }
+    for message in &told.refused {
+        if history.contains_key(message) {
+            runtime.fail(format!("{message} was refused, and is stored"));
+        }
+    }
+    for message in &told.scheduled {
+        if !history.contains_key(message) {
+            runtime.fail(format!("P3: scheduled {message} was acknowledged, and never came"));
+        }
+    }
+}
+
+fn check_versions(runtime: &SimRuntime, model: &Model) {
+    let mut versions: BTreeMap<Uuid, BTreeSet<i64>> = BTreeMap::new();
+    let mut messages = BTreeSet::new();
+    let mut numbers = BTreeSet::new();
+    for of in model.history() {
+        if !messages.insert(of.message_id) {
+            runtime.fail(format!("P3: {} is stored twice", of.message_id));
+        }
+        if !numbers.insert((of.lane_id, of.stream_seq)) {
+            runtime.fail(format!("P5: number {} of {} was given twice", of.stream_seq, of.lane_id));
+        }
+        if of.version > 0 && !versions.entry(of.lane_id).or_default().insert(of.version) {
+            runtime.fail(format!("P5: version {} of {} was given twice", of.version, of.lane_id));
+        }
+    }
+    for (stream, versions) in versions {
+        if versions.last() != Some(&(versions.len() as i64)) {
+            runtime.fail(format!("P5: versions of {stream} have a gap: {versions:?}"));
+        }
+    }
+}

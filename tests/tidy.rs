@@ -1,0 +1,242 @@
+//! The shape of the repository, held by tests: layers, file headers, sizes, names, reasons.
+
+#![allow(clippy::expect_used)] // A test says by it what it stands on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LINES_MAX: usize = 500;
+
+/// Layer of each module of `src`: a file may name modules of its own layer's group or below. Siblings of
+/// layer 3 never name each other.
+const LAYERS: &[(&str, u8)] = &[
+    ("ids", 0),
+    ("time", 0),
+    ("limits", 0),
+    ("message", 0),
+    ("envelope", 0),
+    ("error", 0),
+    ("config", 0),
+    ("metrics", 0),
+    ("partition", 0),
+    ("batch", 1),
+    ("plan", 2),
+    ("seam", 2),
+    ("store", 3),
+    ("transport", 3),
+    ("runtime", 3),
+    ("private_postgres", 3),
+    ("shard", 4),
+    ("engine", 5),
+    ("bin", 6),
+    ("lib", 6),
+];
+
+/// Arrows against the grain, each with its reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("error", "seam", "a store's error is part of the public error"),
+    ("message", "batch", "a message is written straight into columns"),
+    ("config", "plan", "the lease's figures are checked where they are used"),
+    ("config", "runtime", "which runtime is a config value"),
+];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(under: &str, ending: &str) -> Vec<PathBuf> {
+    fn walk(directory: &Path, ending: &str, into: &mut Vec<PathBuf>) {
+        let Ok(entries) = fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                walk(&path, ending, into);
+            } else if path.to_string_lossy().ends_with(ending) {
+                into.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root().join(under), ending, &mut found);
+    found.sort();
+    found
+}
+
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+fn module_of(path: &Path) -> String {
+    let inside = path.strip_prefix(root().join("src")).expect("under src");
+    let first = inside.iter().next().expect("a name").to_string_lossy().into_owned();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+fn layer(module: &str) -> Option<u8> {
+    LAYERS.iter().find(|(name, _)| *name == module).map(|(_, layer)| *layer)
+}
+
+#[test]
+fn arrows_between_layers_point_down() {
+    let mut wrong = Vec::new();
+    for path in files("src", ".rs") {
+        let from = module_of(&path);
+        let from_layer = layer(&from).unwrap_or_else(|| panic!("{}: give the module {from} a layer", shown(&path)));
+        let text = fs::read_to_string(&path).expect("source");
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for (at, _) in line.match_indices("crate::") {
+                let name: String =
+                    line[at + 7..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+                let Some(to_layer) = layer(&name) else { continue };
+                let sibling = to_layer == 3 && from_layer == 3 && name != from;
+                let allowed = EXCEPTIONS.iter().any(|(of, to, _)| *of == from && *to == name);
+                if (to_layer > from_layer || sibling) && !allowed {
+                    wrong.push(format!("{}: layer {from_layer} names crate::{name} of layer {to_layer}", shown(&path)));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_source_file_opens_with_what_it_is_for_and_is_one_story() {
+    let mut wrong = Vec::new();
+    for path in ["src", "tests", "benches", "loadgen", "examples"].iter().flat_map(|under| files(under, ".rs")) {
+        let text = fs::read_to_string(&path).expect("source");
+        if !text.starts_with("//!") {
+            wrong.push(format!("{}: begin with what the file is for (//!)", shown(&path)));
+        }
+        let lines = text.lines().count();
+        if lines > LINES_MAX {
+            wrong.push(format!("{}: {lines} lines, {LINES_MAX} at most: two stories", shown(&path)));
+        }
+    }
+    for path in files("sql", ".sql") {
+        let text = fs::read_to_string(&path).expect("sql");
+        if !text.starts_with("--") {
+            wrong.push(format!("{}: begin with what it is for (--)", shown(&path)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn functions_of_sql_say_what_they_lock() {
+    let mut wrong = Vec::new();
+    for path in files("sql/functions", ".sql") {
+        let text = fs::read_to_string(&path).expect("sql");
+        let name = path.file_stem().expect("name").to_string_lossy().into_owned();
+        let header: String = text.lines().take_while(|line| line.starts_with("--")).collect::<Vec<_>>().join("\n");
+        if !header.starts_with(&format!("-- {name}")) {
+            wrong.push(format!("{}: the header begins with `-- {name}`", shown(&path)));
+        }
+        if !header.contains("locks:") && text.to_lowercase().contains("language plpgsql") {
+            wrong.push(format!("{}: the header says `locks:`", shown(&path)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn glommio_is_named_in_the_runtime_only() {
+    for path in files("src", ".rs") {
+        let text = fs::read_to_string(&path).expect("source");
+        let names = text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| {
+            line.match_indices("glommio::")
+                .any(|(at, _)| !line[..at].ends_with("runtime::") && !line[..at].ends_with("super::"))
+        });
+        assert!(!names || shown(&path).starts_with("src/runtime/"), "{} names glommio", shown(&path));
+    }
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let text = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let section =
+        text.split("[workspace.dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("section");
+    for line in section.lines().filter(|line| line.contains(" = ")) {
+        assert!(line.contains("} # ") || line.contains("\" # ") || line.contains("\"  "), "no reason: {line}");
+        assert!(line.split_once('#').is_some_and(|(_, reason)| reason.trim().len() > 10), "no reason: {line}");
+    }
+}
+
+#[test]
+fn the_top_level_holds_what_was_agreed() {
+    let agreed: BTreeSet<&str> = [
+        ".ci",
+        ".git",
+        ".gitignore",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "README.md",
+        "benches",
+        "examples",
+        "loadgen",
+        "rustfmt.toml",
+        "sql",
+        "src",
+        "target",
+        "tests",
+        "clippy.toml",
+    ]
+    .into();
+    for entry in fs::read_dir(root()).expect("top level").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        assert!(agreed.contains(name.as_str()), "{name} at the top level");
+    }
+}
+
+#[test]
+fn no_file_names_a_place_of_one_machine_or_a_registry() {
+    // Written apart, so that this file does not find itself.
+    let words = [
+        concat!("/wor", "k/"),
+        concat!("crates", ".io"),
+        concat!("pypi", ".org"),
+        concat!("npmjs", ".org"),
+        concat!("deb.debian", ".org"),
+    ];
+    let mut wrong = Vec::new();
+    for under in ["src", "sql", "tests", "benches", "loadgen", "examples", ".ci"] {
+        for path in files(under, "") {
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            wrong.extend(
+                words.iter().filter(|word| text.contains(**word)).map(|word| format!("{}: {word}", shown(&path))),
+            );
+        }
+    }
+    for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Cargo.toml"] {
+        let text = fs::read_to_string(root().join(name)).expect(name);
+        wrong.extend(words.iter().filter(|word| text.contains(**word)).map(|word| format!("{name}: {word}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_invariant_of_the_architecture_names_a_test_that_exists() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let section =
+        text.split("## Invariants").nth(1).expect("the section Invariants").split("\n## ").next().expect("section");
+    let sources: String = ["src", "tests"]
+        .iter()
+        .flat_map(|under| files(under, ".rs"))
+        .map(|path| fs::read_to_string(path).expect("source"))
+        .collect();
+    let mut count = 0;
+    for line in
+        section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #") && !line.starts_with("| -"))
+    {
+        let tests: Vec<&str> = line.split('`').skip(1).step_by(2).filter(|name| name.contains('_')).collect();
+        let known =
+            tests.iter().any(|test| sources.contains(&format!("fn {}(", test.rsplit("::").next().expect("name"))));
+        assert!(known, "no test of this invariant exists: {line}");
+        count += 1;
+    }
+    assert!(count >= 10, "{count} invariants");
+}
