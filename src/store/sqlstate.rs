@@ -35,6 +35,12 @@ impl StoreError {
     }
 }
 
+impl From<PostgresError> for StoreError {
+    fn from(error: PostgresError) -> Self {
+        Self::from_postgres(&error)
+    }
+}
+
 /// The socket failed, and not what was said on it.
 fn is_broken_connection(error: &PostgresError) -> bool {
     error
