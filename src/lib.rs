@@ -20,4 +20,9 @@ pub mod store;
 pub mod time;
 pub mod transport;
 
+pub use config::Config;
+pub use engine::{Engine, Receipt, UnitOfWork};
 pub use error::{Error, Result};
+pub use message::{Command, Event, Message, RawMessage, Wishes};
+pub use seam::transport::{OutgoingBatch, OutgoingMessage, PublishOutcome, Transport, TransportLimits};
+pub use transport::memory::MemoryTransport;

@@ -158,8 +158,8 @@ keys! {
     }
     /// Messages in memory that wait for their turn.
     lane: Lane {
-        rows_max: usize = 1_024, "rows a lane", whole(1, 1_048_576, ""), "memory of a hot stream",
-            "beyond it a lane's further messages are left to the claim";
+        rows_max: usize = 131_072, "rows a shard", whole(1, 16_777_216, ""), "memory while the transport is slow or away",
+            "stored messages kept in memory until they are published; beyond it they are left to the claim";
         streams_max: usize = 262_144, "lanes a shard", whole(16, 16_777_216, ""), "looked-up flushes",
             "remembered streams; beyond it the idle ones are forgotten and looked up again";
     }

@@ -1,8 +1,260 @@
-//! What the embedding program sees.
+//! What the embedding program sees: the engine, units of work, the outbox.
+//!
+//! Invariants
+//! - A call is answered after the commit that holds its messages, or with an error when nothing was stored.
+//! - Rows that callers have in hand at a shard are at most `ring.rows_max`: beyond it a single message is refused
+//!   (`Overloaded`), and `enqueue_many` and `commit` wait.
+//! - The caller's program is an ordinary tokio program; calls come from any thread.
 
-pub mod bridge;
-pub mod builder;
-pub mod outbox;
-pub mod report;
-pub mod router;
-pub mod unit;
+mod bridge;
+mod builder;
+mod bulk;
+mod many;
+mod outbox;
+mod report;
+mod router;
+mod threads;
+mod unit;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_channel::oneshot;
+use uuid::Uuid;
+
+pub use builder::Builder;
+pub use outbox::{Enlisted, Outbox, Push};
+pub use report::ShutdownReport;
+pub use unit::UnitOfWork;
+
+use crate::batch::{Pool, Rows};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::message::Enqueue;
+use crate::metrics::ShardMetrics;
+use crate::runtime::budget::Budget;
+use crate::runtime::probe::Decision;
+use crate::runtime::ring::RingSender;
+use crate::seam::store::HeldPartition;
+use crate::shard::{Arrival, Control, Submission, SubmissionReply};
+use crate::store::connect::ConnectPlan;
+use crate::store::schema_name::SchemaName;
+use crate::time::boot_time;
+use router::Router;
+use threads::Threads;
+
+/// What is known of a message that was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Its id.
+    pub message_id: Uuid,
+    /// Its place in its stream, from 1 (1 without stream; 0 for one that is scheduled: it has none yet).
+    pub stream_seq: i64,
+    /// Its place among its stream's events, from 1; 0 for what is not an event of a stream.
+    pub version: i64,
+}
+
+/// One shard, as callers see it.
+struct ShardHandle {
+    ring: RingSender<Arrival>,
+    budget: Arc<Budget>,
+    metrics: Arc<ShardMetrics>,
+    core: Option<usize>,
+    held: Arc<Mutex<Vec<HeldPartition>>>,
+}
+
+struct Shared {
+    config: Config,
+    schema: SchemaName,
+    connect: ConnectPlan,
+    router: Router,
+    shards: Vec<ShardHandle>,
+    pool: Arc<Pool>,
+    runtime: Decision,
+    stopped: AtomicBool,
+}
+
+/// A running engine. Clones share it; it ends by [`Engine::shutdown`], or, less orderly, when the last clone goes.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Arc<Mutex<Option<Threads>>>,
+}
+
+/// A shard's figures and place.
+#[derive(Clone, Debug)]
+pub struct ShardView {
+    /// Its core, if it is pinned.
+    pub core: Option<usize>,
+    /// Partitions it holds now.
+    pub partitions: usize,
+    /// Its counters.
+    pub metrics: Arc<ShardMetrics>,
+}
+
+impl Engine {
+    /// Begins to make an engine.
+    #[must_use]
+    pub fn builder(config: Config) -> Builder {
+        Builder::new(config)
+    }
+
+    /// Stores one message and answers after its commit.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if the shard is full; a limit that the message breaks; what the database said.
+    pub async fn enqueue<M: Enqueue + ?Sized>(&self, message: &M) -> Result<Receipt> {
+        let mut batch = self.shared.pool.take();
+        let rows = exclusive(&mut batch);
+        let message_id = id_of(message);
+        let router = self.shared.router;
+        router.write(rows, message, message_id)?;
+        rows.end_unit();
+        let shard = router.shard_of(rows.partition[0]);
+        if !self.shared.try_acquire(shard, 1)? {
+            return Err(self.shared.overloaded(shard));
+        }
+        let reply = self.shared.submit(shard, batch, 1)?;
+        let mut reply = reply.await.map_err(|_| Error::ShutDown)?;
+        match reply.refused.pop() {
+            Some((_, error)) => Err(error),
+            None => Ok(receipt(&reply.rows, 0)),
+        }
+    }
+
+    /// A unit of work: what is pushed into it commits together or not at all.
+    #[must_use]
+    pub fn unit_of_work(&self) -> UnitOfWork {
+        UnitOfWork::new(self.clone())
+    }
+
+    /// The outbox: messages that join a transaction of the caller's own.
+    #[must_use]
+    pub fn outbox(&self) -> Outbox {
+        Outbox::new(self.clone())
+    }
+
+    /// What shards run on, and why.
+    #[must_use]
+    pub fn runtime(&self) -> &Decision {
+        &self.shared.runtime
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The shards.
+    #[must_use]
+    pub fn shards(&self) -> Vec<ShardView> {
+        let view = |shard: &ShardHandle| ShardView {
+            core: shard.core,
+            partitions: shard.held.lock().unwrap_or_else(PoisonError::into_inner).len(),
+            metrics: shard.metrics.clone(),
+        };
+        self.shared.shards.iter().map(view).collect()
+    }
+
+    /// Partitions this process holds now.
+    #[must_use]
+    pub fn partitions_held(&self) -> usize {
+        self.shards().iter().map(|shard| shard.partitions).sum()
+    }
+
+    /// Tells the shards that messages were stored by somebody else: they look at once.
+    pub fn announce(&self) {
+        for shard in &self.shared.shards {
+            // A full ring is busy anyway; the poll comes by later.
+            let _ = shard.ring.push(Arrival::Control(Control::Announce));
+        }
+    }
+
+    /// Takes no more messages, publishes what is in hand, writes the cursors, frees the partitions. Returns within
+    /// about `timeout`, whatever happens; what is not done then is left in the database for the next owner.
+    pub async fn shutdown(&self, timeout: Duration) -> ShutdownReport {
+        let began = Instant::now();
+        self.shared.stopped.store(true, Ordering::Release);
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(threads) = threads else { return ShutdownReport::default() };
+        let shared = self.shared.clone();
+        let ending = tokio::task::spawn_blocking(move || threads.end(&shared, timeout));
+        match ending.await {
+            Ok(shards) => ShutdownReport::of(&shards, began.elapsed()),
+            Err(_) => ShutdownReport {
+                shards_lost: self.shared.shards.len(),
+                took: began.elapsed(),
+                ..ShutdownReport::default()
+            },
+        }
+    }
+}
+
+impl Shared {
+    fn overloaded(&self, shard: usize) -> Error {
+        Error::Overloaded { shard, rows_max: self.config.ring.rows_max }
+    }
+
+    fn check_running(&self) -> Result<()> {
+        if self.stopped.load(Ordering::Acquire) { Err(Error::ShutDown) } else { Ok(()) }
+    }
+
+    fn try_acquire(&self, shard: usize, rows: usize) -> Result<bool> {
+        self.check_running()?;
+        Ok(self.shards[shard].budget.try_acquire(rows, self.config.ring.rows_max))
+    }
+
+    /// Waits for room; false if there never can be so much.
+    async fn acquire(&self, shard: usize, rows: usize) -> Result<bool> {
+        self.check_running()?;
+        Ok(self.shards[shard].budget.acquire(rows, self.config.ring.rows_max).await)
+    }
+
+    /// Hands a batch over whose rows have been acquired.
+    fn submit(&self, shard: usize, rows: Arc<Rows>, count: usize) -> Result<oneshot::Receiver<SubmissionReply>> {
+        let (reply, answer) = oneshot::channel();
+        let handle = &self.shards[shard];
+        match handle.ring.push(Arrival::Submission(Submission { rows, reply })) {
+            Ok(()) => Ok(answer),
+            Err(_) => {
+                handle.budget.release(count);
+                self.check_running()?;
+                if handle.ring.is_closed() { Err(Error::ShutDown) } else { Err(self.overloaded(shard)) }
+            }
+        }
+    }
+
+    /// Tells every shard to end by `timeout`; tries for as long, since a ring may be full.
+    fn tell_to_stop(&self, timeout: Duration) {
+        let deadline = boot_time().plus_us(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
+        for shard in &self.shards {
+            while !shard.ring.is_closed() && boot_time() < deadline {
+                if shard.ring.push(Arrival::Control(Control::Stop { deadline })).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// A batch that nobody else holds: the pool gives no other.
+fn exclusive(batch: &mut Arc<Rows>) -> &mut Rows {
+    if Arc::get_mut(batch).is_none() {
+        *batch = Arc::default();
+    }
+    match Arc::get_mut(batch) {
+        Some(rows) => rows,
+        None => unreachable!("just made"),
+    }
+}
+
+fn id_of(message: &(impl Enqueue + ?Sized)) -> Uuid {
+    message.header().wishes.message_id.unwrap_or_else(Uuid::now_v7)
+}
+
+fn receipt(rows: &Rows, row: usize) -> Receipt {
+    Receipt { message_id: rows.message_id[row], stream_seq: rows.stream_seq[row], version: rows.version[row] }
+}

@@ -1,1 +1,145 @@
-//! (to come)
+//! From a message to its row, its partition and its shard.
+//!
+//! Invariants
+//! - What breaks a limit is refused here, with the message's id: nothing of its unit of work is stored.
+//! - The payload is written once, straight into the batch's arena.
+//! - A stream's partition, and so its shard, depends on its id alone.
+
+use std::cell::RefCell;
+
+use uuid::Uuid;
+
+use crate::batch::{DestinationId, NewRow, Rows};
+use crate::error::{Error, Result};
+use crate::limits::{DESTINATIONS_OF_MESSAGE_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use crate::message::{Enqueue, PayloadError, json};
+use crate::partition::partition_of;
+
+thread_local! {
+    /// Destinations this thread has used: no lock after the first time.
+    static DESTINATIONS: RefCell<Vec<(String, DestinationId)>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<DestinationId>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How messages are placed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Router {
+    pub partitions: u32,
+    pub shards: u16,
+}
+
+impl Router {
+    /// The shard of a partition.
+    pub(super) fn shard_of(self, partition: u32) -> usize {
+        (partition % u32::from(self.shards)) as usize
+    }
+
+    /// The partition a message would have.
+    pub(super) fn partition(self, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> u32 {
+        partition_of(message.header().stream_id.unwrap_or(message_id), self.partitions)
+    }
+
+    /// Appends a message to a batch, under this id. The unit of work stays open.
+    pub(super) fn write(self, rows: &mut Rows, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> Result<()> {
+        let header = message.header();
+        if header.stream_id.is_some_and(|id| id.is_nil()) {
+            return Err(Error::InvalidStreamId);
+        }
+        let limit = |what, value: usize, allowed: String| Error::MessageLimit {
+            message_id,
+            what,
+            value: value.to_string(),
+            allowed,
+        };
+        let name = |what: &'static str, text: &str, min: usize| {
+            if text.len() < min || text.len() > NAME_BYTES_MAX {
+                return Err(limit(what, text.len(), format!("{min}..={NAME_BYTES_MAX} bytes")));
+            }
+            if text.contains('\0') {
+                return Err(Error::MessageLimit {
+                    message_id,
+                    what,
+                    value: "a text with NUL".to_owned(),
+                    allowed: "a text without NUL".to_owned(),
+                });
+            }
+            Ok(())
+        };
+        name("type name", header.type_name, 1)?;
+        name("content type", header.content_type, 0)?;
+        let wishes = &header.wishes;
+        if wishes.metadata.len() > METADATA_BYTES_MAX {
+            return Err(limit("metadata", wishes.metadata.len(), format!("0..={METADATA_BYTES_MAX} bytes")));
+        }
+        let is_event = header.is_event && header.stream_id.is_some();
+        if is_event && wishes.due_unix_us != 0 {
+            return Err(Error::ScheduledEvent { message_id });
+        }
+        let destinations = wishes.destinations.unwrap_or(header.destinations);
+        if destinations.len() > DESTINATIONS_OF_MESSAGE_MAX {
+            let allowed = format!("0..={DESTINATIONS_OF_MESSAGE_MAX}");
+            return Err(limit("number of destinations", destinations.len(), allowed));
+        }
+        SCRATCH.with_borrow_mut(|ids| {
+            ids.clear();
+            for destination in destinations {
+                let id = destination_id(destination).map_err(|allowed| Error::MessageLimit {
+                    message_id,
+                    what: "destination",
+                    value: format!("{destination:.64?}"),
+                    allowed,
+                })?;
+                // Named twice is once.
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }
+            let row = NewRow {
+                message_id,
+                stream_id: header.stream_id,
+                partition: partition_of(header.stream_id.unwrap_or(message_id), self.partitions),
+                is_event,
+                type_name: header.type_name,
+                content_type: header.content_type,
+                correlation_id: wishes.correlation_id,
+                causation_id: wishes.causation_id,
+                trace: wishes.trace,
+                metadata: wishes.metadata,
+                payload: &[],
+                due_unix_us: wishes.due_unix_us,
+            };
+            rows.push_written(&row, ids, |arena| {
+                let start = arena.len();
+                message.write_payload(arena, PAYLOAD_BYTES_MAX).map_err(|error| match error {
+                    PayloadError::TooLong => Error::MessageLimit {
+                        message_id,
+                        what: "payload",
+                        value: "longer".to_owned(),
+                        allowed: format!("0..={PAYLOAD_BYTES_MAX} bytes"),
+                    },
+                    PayloadError::Serialize(text) => Error::InvalidJson { message_id, offset: 0, text },
+                })?;
+                if header.check_json {
+                    json::check(&arena[start..]).map_err(|(offset, text)| Error::InvalidJson {
+                        message_id,
+                        offset,
+                        text,
+                    })?;
+                }
+                Ok(())
+            })
+            .map(|_| ())
+        })
+    }
+}
+
+fn destination_id(name: &str) -> std::result::Result<DestinationId, String> {
+    DESTINATIONS.with_borrow_mut(|known| {
+        if let Some((_, id)) = known.iter().find(|(of, _)| of == name) {
+            return Ok(*id);
+        }
+        let id = DestinationId::of(name)?;
+        known.push((name.to_owned(), id));
+        Ok(id)
+    })
+}

@@ -85,6 +85,8 @@ pub struct Lane {
     pub kept_beside: bool,
     /// Copies that are written beside the log but not committed yet.
     pub copying: u32,
+    /// Copies that are acknowledged but whose deletion is not committed yet: until then they can still be read.
+    pub deleting: u32,
     /// The lane goes away when it is empty (a message without stream).
     pub single: bool,
     /// Messages in it.
@@ -301,7 +303,11 @@ impl Lanes {
         let lane = self.slots[slot.0 as usize].lane as usize;
         assert_eq!(self.lanes[lane].head, slot.0, "acknowledged out of order");
         self.lanes[lane].attempts = 0;
-        self.pop_head(lane)
+        let source = self.pop_head(lane);
+        if source.transaction == TransactionIndex::NONE {
+            self.lanes[lane].deleting += 1;
+        }
+        source
     }
 
     /// A run of the lane has ended, or a wait of it: it becomes ready, idle, or goes away.
@@ -346,6 +352,13 @@ impl Lanes {
     /// Copies of the lane were committed beside the log.
     pub fn copied(&mut self, lane: LaneIndex, count: u32) {
         self.lanes[lane.0 as usize].copying -= count;
+    }
+
+    /// The deletion of an acknowledged copy was committed.
+    pub fn deleted(&mut self, lane_id: Uuid, destination: DestinationId) {
+        if let Some(index) = self.index_of.get(&(lane_id, destination)) {
+            self.lanes[*index as usize].deleting -= 1;
+        }
     }
 
     /// A parked lane is being drained: it is no longer waiting for its time, and not yet free.
@@ -427,6 +440,7 @@ impl Lanes {
             due: Tick::NEVER,
             kept_beside: false,
             copying: 0,
+            deleting: 0,
             single: admission.single,
             len: 0,
             head: NONE,

@@ -275,7 +275,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         if mutants::active(Mutant::BlindResend) {
             return Ok(None);
         }
-        tracing::warn!(shard = origin.shard, flush = origin.flush_number, reason, "connection lost during a flush: looking it up");
+        tracing::warn!(
+            shard = origin.shard,
+            flush = origin.flush_number,
+            reason,
+            "connection lost during a flush: looking it up"
+        );
         self.state.borrow().metrics.reconnects.add(1);
         let mut wait_us = TRANSIENT_RETRY_US.0;
         loop {

@@ -126,7 +126,8 @@ impl State {
             self.lanes.copied(lane, 1);
             self.resolve(source);
         }
-        for (_, source) in taken.drained {
+        for (drained, source) in taken.drained {
+            self.lanes.deleted(drained.lane_id, drained.destination);
             self.resolve(source);
         }
         for (dead, lane) in taken.dead {

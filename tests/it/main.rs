@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod engine;
 mod install;
 mod store_flush;
 mod store_kit;

@@ -31,9 +31,10 @@ pub const PARTITIONS: u32 = 16;
 pub struct Dial(pub String);
 
 impl Connect for Dial {
-    fn connect(&self) -> Pin<Box<dyn Future<Output = Result<Client, StoreError>> + '_>> {
-        Box::pin(async {
-            let (client, connection) = tokio_postgres::connect(&self.0, NoTls).await?;
+    fn connect(&self) -> Pin<Box<dyn Future<Output = Result<Client, StoreError>>>> {
+        let url = self.0.clone();
+        Box::pin(async move {
+            let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
             tokio::spawn(connection);
             Ok(client)
         })

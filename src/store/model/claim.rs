@@ -68,6 +68,7 @@ impl ModelStore {
                 let snapshot = tx.snapshot();
                 let database = tx.database();
                 let mut rows = Rows::default();
+                tx.model.0.runtime.trace(|| format!("claim parked: {:x}>{}", lane_id.as_u128() as u32, destination.name()));
                 let kept = database.kept.range((lane_id, destination, 0)..=(lane_id, destination, i64::MAX));
                 for ((_, _, stream_seq), kept) in kept.take(rows_max) {
                     let body = match &kept.body {
@@ -188,8 +189,14 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
     }
     tx.model.0.runtime.trace(|| {
         let (number, shard) = (request.incarnation.number, request.shard);
-        let logs: Vec<_> = reply.logs.iter().map(|log| (log.xid, log.own_flush)).collect();
-        format!("claim: {number}/{shard} read {} more {} {logs:?}", reply.position.read, reply.more)
+        let logs: Vec<_> = reply.logs.iter().map(|log| (log.xid, log.own_flush, log.reference_count)).collect();
+        let rows: Vec<_> = (0..reply.rows.len())
+            .map(|row| {
+                let lane = reply.rows.lane_id[row].as_u128() as u32;
+                format!("{lane:x}>{} {}", reply.rows.reference_destination[row].name(), reply.rows.stream_seq[row])
+            })
+            .collect();
+        format!("claim: {number}/{shard} read {} more {} {logs:?} {rows:?}", reply.position.read, reply.more)
     });
     let mine = database.scheduled.values().filter(|of| request.partitions.contains(&of.body.partition[0]));
     reply.scheduled_in_ms = mine.map(|of| of.due).min().map(|due| if due <= now { 0 } else { in_ms(due, now) });

@@ -283,6 +283,9 @@ impl Model {
     {
         let runtime = &self.0.runtime;
         let fate = self.draw_fate();
+        if fate != Fate::Fine {
+            runtime.trace(|| format!("call: {fate:?}"));
+        }
         if self.0.up_at.get() > runtime.now() || fate == Fate::NotSent {
             runtime.dawdle(20_000).await;
             return Err(StoreError::ConnectionLost("no server answers".into()));
