@@ -68,7 +68,10 @@ impl ModelStore {
                 let snapshot = tx.snapshot();
                 let database = tx.database();
                 let mut rows = Rows::default();
-                tx.model.0.runtime.trace(|| format!("claim parked: {:x}>{}", lane_id.as_u128() as u32, destination.name()));
+                tx.model
+                    .0
+                    .runtime
+                    .trace(|| format!("claim parked: {:x}>{}", lane_id.as_u128() as u32, destination.name()));
                 let kept = database.kept.range((lane_id, destination, 0)..=(lane_id, destination, i64::MAX));
                 for ((_, _, stream_seq), kept) in kept.take(rows_max) {
                     let body = match &kept.body {
