@@ -5,7 +5,6 @@
 //!   was restored and not rebased.
 //! - If a part cannot be started, those that were are ended again.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -167,7 +166,7 @@ impl Builder {
             shards: handles,
             pool,
             runtime: decision,
-            stopped: AtomicBool::new(false),
+            stopped: tokio::sync::watch::Sender::new(false),
         });
         let threads = Threads { shards: running, keeper, stop_keeper, bridge };
         Ok(Engine { shared, threads: Arc::new(Mutex::new(Some(threads))) })

@@ -173,7 +173,7 @@ impl Drop for super::Engine {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(threads) = threads {
             tracing::warn!("the engine was dropped without shutdown(): ending at once");
-            self.shared.stopped.store(true, std::sync::atomic::Ordering::Release);
+            self.shared.stopped.send_replace(true);
             let shared = self.shared.clone();
             let end = move || {
                 threads.end(&shared, Duration::from_millis(200));
