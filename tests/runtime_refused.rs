@@ -5,7 +5,7 @@
 //! process, because the answer is found out once a process.
 
 #![cfg(all(target_os = "linux", feature = "glommio"))]
-#![allow(clippy::unwrap_used)] // A test says by it what it stands on.
+#![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
 use std::future::Future;
 use std::io;

@@ -31,7 +31,7 @@ pub enum Failure {
     #[error("{0}")]
     TimedOut(String),
     /// The private cluster.
-    #[error("private Postgres: {0}")]
+    #[error("{0}")]
     Cluster(String),
 }
 

@@ -54,7 +54,7 @@ impl Meter {
     /// # Errors
     /// Where the server does not answer.
     pub async fn new(target: &Target) -> Result<Self> {
-        Ok(Self { client: target.connect().await?, server: target.server_cpu().await? })
+        Ok(Self { client: target.connect().await?, server: target.server_cpu() })
     }
 
     /// Server CPU alone, without a statement.

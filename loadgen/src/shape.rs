@@ -102,7 +102,15 @@ fn zipf(streams: u32, exponent: f64) -> Arc<[f64]> {
 /// A JSON payload of a given size whose counter changes in place.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
+    own: Vec<u8>,
+    counter: u64,
+}
+
+/// One message's payload: the bytes of a [`Payload`] with a counter, put together when it is written.
+#[derive(Clone, Debug)]
+pub struct PayloadView {
+    bytes: Arc<[u8]>,
     counter: u64,
 }
 
@@ -124,24 +132,54 @@ impl Payload {
         const WORDS: &[u8] = b"the order was placed by a customer who pays on delivery and wants it before noon; ";
         all.extend(WORDS.iter().cycle().take(bytes.saturating_sub(frame)));
         all.extend_from_slice(TAIL);
-        Self { bytes: all, counter: 0 }
+        Self { bytes: all.as_slice().into(), own: all, counter: 0 }
+    }
+
+    /// Goes on to the next message.
+    pub fn count(&mut self) {
+        self.counter += 1;
+    }
+
+    /// The message counted last.
+    #[must_use]
+    pub fn view(&self) -> PayloadView {
+        PayloadView { bytes: self.bytes.clone(), counter: self.counter }
     }
 
     /// The bytes of the next message.
     pub fn next(&mut self) -> &[u8] {
-        self.counter += 1;
-        let mut rest = self.counter;
-        for digit in self.bytes[HEAD.len()..HEAD.len() + DIGITS].iter_mut().rev() {
-            *digit = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        &self.bytes
+        self.count();
+        write_counter(&mut self.own, self.counter);
+        &self.own
     }
 
     /// The next message's bytes as text: they are ASCII.
     pub fn next_text(&mut self) -> &str {
         self.next();
-        std::str::from_utf8(&self.bytes).unwrap_or_default()
+        std::str::from_utf8(&self.own).unwrap_or_default()
+    }
+}
+
+impl PayloadView {
+    /// Bytes of it.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // A payload is never empty.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Appends it.
+    pub fn write(&self, buffer: &mut Vec<u8>) {
+        let start = buffer.len();
+        buffer.extend_from_slice(&self.bytes);
+        write_counter(&mut buffer[start..], self.counter);
+    }
+}
+
+fn write_counter(bytes: &mut [u8], mut counter: u64) {
+    for digit in bytes[HEAD.len()..HEAD.len() + DIGITS].iter_mut().rev() {
+        *digit = b'0' + (counter % 10) as u8;
+        counter /= 10;
     }
 }
 
@@ -165,6 +203,9 @@ mod tests {
         assert_ne!(first, second);
         let value: serde_json::Value = serde_json::from_slice(&second).unwrap();
         assert_eq!(value["n"], "000000000002");
+        let mut written = b"before".to_vec();
+        payload.view().write(&mut written);
+        assert_eq!(written[6..], second[..]);
         assert_eq!(Payload::new(crate::scenario::PAYLOAD_BYTES_MIN).next().len(), 32);
     }
 

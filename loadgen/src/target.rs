@@ -72,22 +72,9 @@ impl Target {
     }
 
     /// The server's CPU, where its processes can be seen.
-    ///
-    /// # Errors
-    /// Where the server does not answer.
-    pub async fn server_cpu(&self) -> Result<Option<ServerCpu>> {
-        if self.private.is_none() {
-            return Ok(None);
-        }
-        let client = self.connect().await?;
-        let directory: String = client.query_one("select current_setting('data_directory')", &[]).await?.get(0);
-        let path = format!("{directory}/postmaster.pid");
-        let text = std::fs::read_to_string(&path).map_err(Failure::io(format!("reading {path}")))?;
-        let postmaster = text.lines().next().and_then(|line| line.trim().parse().ok());
-        match postmaster {
-            Some(process) => Ok(Some(ServerCpu::of(process))),
-            None => Err(Failure::Cluster(format!("{path} names no process"))),
-        }
+    #[must_use]
+    pub fn server_cpu(&self) -> Option<ServerCpu> {
+        self.private.as_ref().and_then(PrivateServer::pid).map(ServerCpu::of)
     }
 
     /// A name for a schema of loadgen's own, which does not exist yet.

@@ -71,7 +71,7 @@ begin
     -- fill the page.
     v_few := not exists (
         select from @schema@.wh_log l where l.xid >= p_read_xmax and l.xid < v_xmax offset 128);
-    v_limit := case when v_few then p_rows_max else 32 end;
+    v_limit := case when v_few then p_rows_max else least(32, p_rows_max) end;
     v_from := greatest(v_after, p_read_floor);
     loop
         v_walk_end := null;
@@ -80,7 +80,7 @@ begin
             from @schema@.wh_log l
             where l.position > v_from and l.position <= v_ceiling
             order by l.position
-            offset 2 * v_limit limit 1;
+            offset v_limit + 256 limit 1;
         end if;
         v_walk_end := coalesce(v_walk_end, v_ceiling);
 
@@ -135,7 +135,7 @@ begin
         where p.size_before < p_rows_max;
         exit when v_size >= p_rows_max or v_limit >= p_rows_max
             or (v_found <= v_limit and v_walk_end = v_ceiling);
-        v_limit := v_limit * 8;
+        v_limit := least(v_limit * 8, p_rows_max);
     end loop;
     v_page_end := case
         -- Cut by size, or by the limit on log rows: there may be more behind the last one taken.
@@ -170,8 +170,11 @@ begin
             coalesce(e.metadata, o.metadata), coalesce(e.payload, o.payload)
         from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
         join @schema@.wh_log l on l.segment = k.segment and l.position = k.position
-        cross join lateral unnest(l.partition, l.destination_index, l.stream_seq, l.version, l.lane_id)
-            with ordinality r(partition, destination, stream_seq, version, lane_id, turn)
+        cross join lateral (
+            select generate_series(1, cardinality(l.partition)) as turn, unnest(l.partition) as partition,
+                unnest(l.destination_index) as destination, unnest(l.stream_seq) as stream_seq,
+                unnest(l.version) as version, unnest(l.lane_id) as lane_id
+        ) r
         -- A null key ends the probe before it begins.
         left join @schema@.wh_event_store e on e.stream_id = r.lane_id and e.version = nullif(r.version, 0)
         left join lateral (

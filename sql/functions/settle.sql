@@ -2,7 +2,8 @@
 -- the cursor passes it. All of it can be sent twice.
 -- in: p_incarnation, p_shard, p_ownership (the set of partitions the cursor was made for), p_cursor (or null)
 --     park: lanes that wait (due in milliseconds from now by the database's clock); the last of two wins
---     spill: references to keep beside the log; the body of a message of wh_outbox is copied
+--     spill: references to keep beside the log; the body of a message of wh_outbox is copied. Their lanes are
+--         parked, due now, if they are not
 --     drained: kept references that are acknowledged     dead: references that go to the dead letters
 --     unpark: lanes whose row goes if nothing of theirs is kept beside the log
 -- out: fenced (then nothing was written), epoch, unparked (in the order of unpark: whether the row is gone)
@@ -100,6 +101,19 @@ begin
             set stream_seq = excluded.stream_seq, due = excluded.due, partition = excluded.partition,
                 attempts = excluded.attempts, reason = excluded.reason, error_cut = excluded.error_cut,
                 error = excluded.error;
+        end if;
+
+        if cardinality(p_spill_lane) > 0 then
+            -- A kept reference never stands without its lane's row, or the next owner would not find it: an unpark
+            -- of an earlier load may have been committed since.
+            insert into @schema@.wh_parked (stream_seq, due, lane_id, partition, attempts, reason, error_cut,
+                destination, error)
+            select distinct on (s.lane_id, s.destination) s.stream_seq, clock_timestamp(), s.lane_id, s.partition, 0, 0,
+                false, s.destination, ''
+            from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq)
+                s(lane_id, destination, partition, stream_seq)
+            order by s.lane_id, s.destination, s.stream_seq
+            on conflict (lane_id, destination) do nothing;
         end if;
 
         if cardinality(p_drained_lane) > 0 then

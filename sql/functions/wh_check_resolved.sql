@@ -14,9 +14,9 @@ declare
     v_to int8;
     v_done bool;
 begin
-    select min(pg_snapshot_xmin(wh_snapshot_union(s.base, s.cursor))::text::int8) into v_low
-    from (select distinct r.base::text::pg_snapshot as base, r.cursor::text::pg_snapshot as cursor
-        from (select distinct r.base::text as base, r.cursor::text as cursor from wh_resolved r) r) s;
+    -- As texts, because snapshots cannot be compared: there are a few, and many partitions.
+    select min(pg_snapshot_xmin(wh_snapshot_union(s.base::pg_snapshot, s.cursor::pg_snapshot))::text::int8) into v_low
+    from (select distinct r.base::text as base, r.cursor::text as cursor from wh_resolved r) s;
     if not exists (select from wh_log l where l.segment = p_segment and l.xid >= v_low) then
         v_done := true;
         select r.resolved_to into v_to from wh_rotation r where r.segment = p_segment;

@@ -207,8 +207,11 @@ impl Lanes {
         Admitted::Queued
     }
 
-    /// Puts a copy kept beside the log at the end of its parked lane. Copies come by number.
+    /// Puts a copy kept beside the log at the end of its parked lane. Copies come by number, and are written by
+    /// number: what is below one is resolved or stands before it, even where the log hands it out again.
     pub fn admit_copy(&mut self, lane: LaneIndex, stream_seq: i64, source: Source) {
+        let of = &mut self.lanes[lane.0 as usize];
+        of.last_seq = of.last_seq.max(stream_seq);
         self.append(lane.0, stream_seq, source);
     }
 

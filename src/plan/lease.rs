@@ -92,7 +92,7 @@ mod tests {
     use uuid::Uuid;
 
     fn member(counter: i64, expired: bool) -> Member {
-        Member { incarnation: Incarnation { number: 1, id: Uuid::nil() }, counter, expired }
+        Member { incarnation: Incarnation { number: 1, id: Uuid::nil() }, counter, expired, connected: true }
     }
 
     #[test]

@@ -442,6 +442,8 @@ pub struct Member {
     pub counter: i64,
     /// Whether `lease_until` is past by the database's clock.
     pub expired: bool,
+    /// Whether its session lock is held. A hint that saves the early try: that asks again.
+    pub connected: bool,
 }
 
 /// Who else owns partitions, and what nobody owns.

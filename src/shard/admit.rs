@@ -61,9 +61,24 @@ impl State {
                 }
             }
         }
-        if !single {
-            let entry = self.numbers.entry(rows.lane_id[row]);
-            entry.fed_seq = entry.fed_seq.max(stream_seq);
+        if !single && self.half_fed != Some((rows.lane_id[row], stream_seq)) {
+            self.fed(rows.lane_id[row], stream_seq);
+        }
+    }
+
+    fn fed(&mut self, stream: Uuid, stream_seq: i64) {
+        let entry = self.numbers.entry(stream);
+        entry.fed_seq = entry.fed_seq.max(stream_seq);
+    }
+
+    /// The message that a page of the claim ends in, if the next page may hold further references of it: until then
+    /// its stream is not fed up to it, whatever lanes it is in.
+    pub(super) fn page_ends_in(&mut self, message: Option<(Uuid, i64)>) {
+        let before = std::mem::replace(&mut self.half_fed, message);
+        if let Some((stream, stream_seq)) = before
+            && before != message
+        {
+            self.fed(stream, stream_seq);
         }
     }
 

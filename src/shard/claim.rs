@@ -40,6 +40,11 @@ impl State {
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
         let batch = self.add_batch(rows.clone());
+        let last = rows.len().checked_sub(1).filter(|_| reply.position.page.is_some());
+        let last = last.and_then(|row| Some((rows.stream_id(row)?, rows.stream_seq[row])));
+        if !rows.is_empty() || reply.position.page.is_none() {
+            self.page_ends_in(last);
+        }
         let mut reference = 0;
         let mut foreign = false;
         for log in &reply.logs {
@@ -158,7 +163,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 let state = self.state.borrow();
                 (
                     state.must_load,
-                    state.runs_in_flight == 0,
+                    state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
                     state.rows_claimed_in_memory() >= state.settings.lane_rows_max
                         || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
@@ -179,6 +184,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
             if let Some(lane) = drain {
+                if self.wait_for_deletions(lane) {
+                    continue;
+                }
                 if let Err(error) = self.drain_lane(lane).await {
                     tracing::warn!(%error, "drain: trying again");
                     not_before = self.runtime.now().plus_us(RETRY_US);
@@ -302,6 +310,18 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         state.metrics.parked_lanes_now.set(state.lanes.parked_count() as u64);
         tracing::info!(shard, partitions = partitions.len(), read = %state.reader.read, "loaded");
         Ok(())
+    }
+
+    /// Whether copies of the lane are acknowledged and can still be read: the settlement is slower than its next
+    /// try. Then it is drained after their commit.
+    fn wait_for_deletions(&self, lane: LaneIndex) -> bool {
+        let mut state = self.state.borrow_mut();
+        let waits = state.lanes.lane(lane).deleting > 0;
+        if waits {
+            state.settle.drain_next(lane);
+            self.settle_signal.raise();
+        }
+        waits
     }
 
     async fn drain_lane(&self, lane: LaneIndex) -> Result<(), StoreError> {

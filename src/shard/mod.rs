@@ -13,6 +13,9 @@ mod settle;
 mod signal;
 mod state;
 pub mod tend;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod tend_tests;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

@@ -211,7 +211,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.metrics.cursors.add(1);
                     cursor_due = now.plus_us(interval_us);
                 }
-                state.metrics.settles.add(1);
                 (incarnation, taken, request, state.era)
             };
             if request.only_cursor() && request.cursor.is_none() {
@@ -219,6 +218,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.state.borrow_mut().settled(taken, &[], now);
                 self.claim_signal.raise();
                 continue;
+            }
+            {
+                let mut state = self.state.borrow_mut();
+                state.metrics.settles.add(1);
+                state.settling = true;
             }
             let mut wait_us = 5_000;
             let reply = loop {
@@ -240,6 +244,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
             };
             let mut state = self.state.borrow_mut();
+            state.settling = false;
             match reply {
                 Some(SettleReply::Settled { epoch, unparked }) => {
                     if state.era == era {

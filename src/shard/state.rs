@@ -12,6 +12,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::pending::Pending;
 use super::settle::SettleQueue;
 use crate::batch::{DestinationId, Pool, Rows};
@@ -96,6 +98,8 @@ pub(super) struct State {
     pub caught_up: bool,
     /// Oldest and newest of the own transactions whose rows were left to the claim, until it has read them.
     left: Option<(u64, u64)>,
+    /// Stream and number of the message that the claim's last page ended in.
+    pub half_fed: Option<(Uuid, i64)>,
     /// Transactions that the claim fed while a flush had no answer: it may be one of them.
     pub fed_meanwhile: Vec<u64>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
@@ -116,6 +120,8 @@ pub(super) struct State {
     pub flush_in_flight: bool,
 
     pub settle: SettleQueue,
+    /// A settlement is under way, perhaps of an older era.
+    pub settling: bool,
     pub cursor_dirty: bool,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
@@ -146,6 +152,7 @@ impl State {
             reader: ReadPosition::default(),
             caught_up: false,
             left: None,
+            half_fed: None,
             fed_meanwhile: Vec::new(),
             bases: Vec::new(),
             batches: Vec::new(),
@@ -159,6 +166,7 @@ impl State {
             pending_bytes: 0,
             flush_in_flight: false,
             settle: SettleQueue::default(),
+            settling: false,
             cursor_dirty: false,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
@@ -257,6 +265,7 @@ impl State {
         self.drain.clear();
         self.bases.clear();
         self.left = None;
+        self.half_fed = None;
         self.fed_meanwhile.clear();
         self.reader = ReadPosition::default();
         self.cursor_dirty = false;

@@ -34,12 +34,12 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 const ADDRESSES_MAX: usize = 8;
 
 /// A connection on its way.
-pub type Connecting = Pin<Box<dyn Future<Output = Result<Client, StoreError>>>>;
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Client, StoreError>> + 'a>>;
 
 /// Where a loop gets its connections from; one object may give many.
 pub trait Connect {
     /// A new connection, ready to work.
-    fn connect(&self) -> Connecting;
+    fn connect(&self) -> Connecting<'_>;
 }
 
 /// What may be made once for all connections of a process: the target, its trust store, the settings.
@@ -106,12 +106,12 @@ pub struct Connector<R> {
 }
 
 impl<R: Dial> Connect for Connector<R> {
-    fn connect(&self) -> Connecting {
-        let (runtime, plan) = (self.runtime.clone(), Arc::clone(&self.plan.0));
+    fn connect(&self) -> Connecting<'_> {
         Box::pin(async move {
+            let (runtime, plan) = (&self.runtime, &*self.plan.0);
             let mut last = StoreError::ConnectionLost("no server was tried".to_owned());
             for endpoint in plan.target.endpoints() {
-                match within_deadline(&runtime, &plan, endpoint).await {
+                match within_deadline(runtime, plan, endpoint).await {
                     Ok(client) => return Ok(client),
                     // Another server will not know a password better, but may be the one that is up.
                     Err(error) => last = error,

@@ -2,6 +2,7 @@
 
 pub mod columns;
 pub mod connect;
+pub mod grants;
 pub mod install;
 #[cfg(feature = "simulation")]
 pub mod model;

@@ -70,4 +70,5 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "wh_truncate_segment",
     "perform_maintenance",
     "rebase",
+    "wh_status",
 ];

@@ -37,7 +37,7 @@ impl StoreError {
 
 impl From<PostgresError> for StoreError {
     fn from(error: PostgresError) -> Self {
-        Self::from_postgres(&error)
+        classify(&error)
     }
 }
 

@@ -50,7 +50,8 @@ impl Sink {
 
     /// Waits for so many messages.
     pub async fn wait_for(&self, count: usize) {
-        eventually(&format!("{count} messages at the sink"), Duration::from_secs(20), || async { self.len() >= count }).await;
+        eventually(&format!("{count} messages at the sink"), Duration::from_secs(20), || async { self.len() >= count })
+            .await;
     }
 
     /// First copies by (destination, stream) are in ascending numbers without gaps.
@@ -139,7 +140,8 @@ async fn an_enlisted_message_follows_the_callers_transaction() {
     enlisted.announce();
     sink.wait_for(2).await;
     engine.shutdown(Duration::from_secs(10)).await;
-    let mut seen: Vec<_> = sink.all().into_iter().map(|seen| (seen.destination, seen.message_id, seen.version)).collect();
+    let mut seen: Vec<_> =
+        sink.all().into_iter().map(|seen| (seen.destination, seen.message_id, seen.version)).collect();
     seen.sort();
     assert_eq!(seen, [("a".to_owned(), id, 1), ("b".to_owned(), id, 1)]);
 }

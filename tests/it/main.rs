@@ -3,8 +3,20 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod cli;
+mod connect;
+mod dump;
 mod engine;
 mod install;
+mod outbox_kit;
+mod partition;
+mod rebase;
+mod rotation;
+mod schema;
+mod store_claim;
+mod store_coordination;
 mod store_flush;
 mod store_kit;
+mod store_outbox_messages;
+mod store_settle;
 mod support;

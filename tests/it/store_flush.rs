@@ -192,10 +192,7 @@ async fn a_dead_incarnation_still_stores_but_not_as_owner() {
     let stream = Uuid::now_v7();
     owner.store(&[event(stream, "1")]).await;
     let client = space.schema.client().await;
-    client
-        .execute("update wh_instance set lease_until = '-infinity' where number = $1", &[&owner.incarnation.number])
-        .await
-        .unwrap();
+    space.expire(&owner).await;
     let members = heir.coordination.members(heir.incarnation).await.unwrap();
     assert_eq!(members.others.len(), 1);
     assert!(heir.coordination.mark_dead(members.others[0], false).await.unwrap());
@@ -337,11 +334,7 @@ async fn a_lost_flush_is_looked_up_behind_its_own_lock() {
     let looking = owner.store.find_flush(committing, &[], before.xid);
     let finishing = async {
         let watch = space.schema.client().await;
-        eventually("the look-up waits", Duration::from_secs(5), || async {
-            let sql = "select count(*) from pg_locks where locktype = 'advisory' and not granted and classid = wh_lock_class(7)::oid";
-            watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
-        })
-        .await;
+        eventually("the look-up waits", Duration::from_secs(5), || async { waits_for_class(&watch, 7).await }).await;
         user.batch_execute("commit").await.unwrap();
     };
     let (found, ()) = tokio::join!(looking, finishing);
@@ -371,11 +364,16 @@ async fn a_dropped_call_takes_its_connection_along() {
             () = waits => {}
         }
     }
-    // The abandoned one is still on the server; a look-up on the new connection waits for it to end.
+    // The abandoned one is still on the server. A look-up does not queue behind it on its connection: it waits on
+    // another one, for the lock.
     let origin = owner.origin();
     let looking = owner.store.find_flush(origin, &[], 0);
-    let (found, ended) = tokio::join!(looking, blocker.batch_execute("commit"));
-    ended.unwrap();
+    let ending = async {
+        let watch = space.schema.client().await;
+        eventually("the look-up waits", Duration::from_secs(5), || async { waits_for_class(&watch, 7).await }).await;
+        blocker.batch_execute("commit").await.unwrap();
+    };
+    let (found, ()) = tokio::join!(looking, ending);
     found.unwrap();
     assert!(matches!(owner.try_store(&[loose("third")]).await, Ok(StoreReply::Stored(_))));
 }
@@ -395,6 +393,6 @@ async fn two_incarnations_flush_at_once_without_waiting() {
             assert!(reply.is_ok(), "{reply:?}");
         }
     }
-    let dead = Member { incarnation: second.incarnation, counter: 0, expired: false };
+    let dead = Member { incarnation: second.incarnation, counter: 0, expired: false, connected: false };
     assert!(!first.coordination.mark_dead(dead, true).await.unwrap(), "its session lock is held");
 }

@@ -2,8 +2,6 @@
 //! a shard would make them.
 
 use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,11 +14,11 @@ use corelane::seam::store::{
     ClaimReply, ClaimRequest, Coordination, NO_STREAM, Origin, ReadPosition, Store, StoreError, StoreReply,
     StoreRequest, Stored, Taken,
 };
-use corelane::store::connect::Connect;
+use corelane::store::connect::{Connect, Connecting};
 use corelane::store::install;
 use corelane::store::postgres::{PostgresCoordination, PostgresStore};
 use corelane::store::schema_name::SchemaName;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::NoTls;
 use uuid::Uuid;
 
 use crate::support::{TestSchema, schema};
@@ -31,7 +29,7 @@ pub const PARTITIONS: u32 = 16;
 pub struct Dial(pub String);
 
 impl Connect for Dial {
-    fn connect(&self) -> Pin<Box<dyn Future<Output = Result<Client, StoreError>>>> {
+    fn connect(&self) -> Connecting {
         let url = self.0.clone();
         Box::pin(async move {
             let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
@@ -61,6 +59,12 @@ impl Space {
 
     pub fn dial(&self) -> Rc<dyn Connect> {
         Rc::new(Dial(self.schema.url.clone()))
+    }
+
+    /// The owner's lease is past, by the database's clock.
+    pub async fn expire(&self, owner: &Owner) {
+        let sql = "update wh_instance set lease_until = '-infinity' where number = $1";
+        self.schema.client().await.execute(sql, &[&owner.incarnation.number]).await.unwrap();
     }
 
     /// A new incarnation that has taken what is free.
@@ -275,4 +279,11 @@ impl Owner {
 
 pub fn payloads(rows: &Rows) -> Vec<String> {
     rows.payload.iter().map(|span| rows.text(*span).to_owned()).collect()
+}
+
+/// Whether somebody waits for a lock of this kind of this schema.
+pub async fn waits_for_class(watch: &tokio_postgres::Client, kind: i32) -> bool {
+    let sql = "select exists (select from pg_locks where locktype = 'advisory' and not granted
+        and classid = wh_lock_class($1)::oid)";
+    watch.query_one(sql, &[&kind]).await.unwrap().get(0)
 }

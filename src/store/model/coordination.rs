@@ -167,6 +167,7 @@ impl Coordination for ModelCoordination {
                         incarnation: Incarnation { number: *other, id: of.id },
                         counter: of.counter,
                         expired: of.lease_until < now,
+                        connected: tx.holder_but(tx.owner, Key::Alive(*other)).is_some(),
                     })
                     .collect();
                 let free = database.partitions.iter().filter(|of| of.owner.is_none()).count();

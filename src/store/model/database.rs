@@ -155,9 +155,11 @@ pub(super) struct Database {
     running: BTreeSet<u64>,
     /// Ids below this one have left a trace that survives a crash.
     durable_xid: u64,
+    /// The newest id that has ended after putting rows into tables: in the log, perhaps not written out yet.
+    latest_logged: u64,
     pub transactions: BTreeMap<Owner, Transaction>,
-    /// Cursors committed asynchronously and not yet written out: when, whose, which.
-    unflushed: Vec<(Tick, (i32, u16), i64)>,
+    /// Cursors committed asynchronously and not yet written out: when, by which transaction, whose, which.
+    unflushed: Vec<(Tick, u64, (i32, u16), i64)>,
 
     pub next_position: i64,
     pub events: BTreeMap<(Uuid, i64), Event>,
@@ -189,6 +191,7 @@ impl Database {
             latest_completed: 999,
             running: BTreeSet::new(),
             durable_xid: 1_000,
+            latest_logged: 0,
             transactions: BTreeMap::new(),
             unflushed: Vec::new(),
             next_position: 1,
@@ -240,14 +243,15 @@ impl Database {
     pub(super) fn record_commit(&mut self, owner: Owner, cursor: Option<((i32, u16), i64)>, wait: bool, now: Tick) {
         let Some(transaction) = self.transactions.get_mut(&owner) else { return };
         transaction.recorded = true;
+        let xid = transaction.xid.unwrap_or(0);
         match (wait, cursor) {
-            (false, Some((shard, number))) => self.unflushed.push((now, shard, number)),
+            (false, Some((shard, number))) => self.unflushed.push((now, xid, shard, number)),
             _ => {
                 // Everything logged before is written out with it.
                 self.unflushed.clear();
                 let wrote = |of: &&Transaction| of.wrote || of.recorded;
                 let newest = self.transactions.values().filter(wrote).filter_map(|of| of.xid).max();
-                self.durable_xid = self.durable_xid.max(newest.map_or(0, |xid| xid + 1));
+                self.durable_xid = self.durable_xid.max(newest.map_or(0, |xid| xid + 1)).max(self.latest_logged + 1);
             }
         }
     }
@@ -258,6 +262,7 @@ impl Database {
         if let Some(xid) = transaction.xid {
             self.running.remove(&xid);
             self.latest_completed = self.latest_completed.max(xid);
+            self.latest_logged = self.latest_logged.max(xid);
         }
         for effect in transaction.effects {
             effect(self);
@@ -271,6 +276,9 @@ impl Database {
         let Some(xid) = transaction.xid else { return };
         self.running.remove(&xid);
         self.latest_completed = self.latest_completed.max(xid);
+        if transaction.wrote {
+            self.latest_logged = self.latest_logged.max(xid);
+        }
         self.forget_rows(xid);
     }
 
@@ -293,9 +301,13 @@ impl Database {
                 self.abort(owner);
             }
         }
-        let young: Vec<_> = self.unflushed.drain(..).filter(|(at, ..)| now.since_us(*at) < WAL_WRITER_US).collect();
-        let kept = if young.is_empty() { 0 } else { (lost % (young.len() as u64 + 1)) as usize };
-        for (_, shard, number) in &young[kept..] {
+        let unflushed = std::mem::take(&mut self.unflushed);
+        let old = unflushed.iter().take_while(|(at, ..)| now.since_us(*at) >= WAL_WRITER_US).count();
+        let kept = old + (lost % ((unflushed.len() - old) as u64 + 1)) as usize;
+        // What is written out has everything logged before it written out as well: those ids are not given again.
+        let newest = unflushed[..kept].iter().map(|(_, xid, ..)| xid + 1).max().unwrap_or(0);
+        self.durable_xid = self.durable_xid.max(newest);
+        for (_, _, shard, number) in &unflushed[kept..] {
             if let Some(cursors) = self.cursors.get_mut(shard) {
                 cursors.retain(|cursor| cursor.number != *number);
             }
@@ -303,6 +315,7 @@ impl Database {
         let room = self.next_xid - self.durable_xid.min(self.next_xid);
         self.next_xid -= if room == 0 { 0 } else { reissued % (room + 1) };
         self.latest_completed = self.next_xid - 1;
+        self.latest_logged = self.latest_logged.min(self.latest_completed);
         self.running.clear();
         self.epoch = None;
     }

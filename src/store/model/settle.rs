@@ -146,6 +146,15 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
         });
         parked.push(key);
     }
+    for of in &request.spill {
+        // A kept reference never stands without its lane's row, or the next owner would not find it.
+        let key = (of.lane_id, of.destination);
+        let row = Parked { partition: of.partition, attempts: 0, due: now };
+        tx.effect(move |database| {
+            database.parked.entry(key).or_insert(row);
+        });
+        parked.push(key);
+    }
     for of in &request.drained {
         let key = (of.lane_id, of.destination, of.stream_seq);
         tx.effect(move |database| {

@@ -50,7 +50,10 @@ impl PostgresCoordination {
             ),
             hold: sql(1, format!("select {schema}.hold_instance($1)")),
             renew: sql(2, format!("select {schema}.renew_lease($1, $2)")),
-            members: sql(3, format!("select number, id, counter, expired, free_partitions from {schema}.members($1)")),
+            members: sql(
+                3,
+                format!("select number, id, counter, expired, free_partitions, connected from {schema}.members($1)"),
+            ),
             mark_dead: sql(4, format!("select {schema}.mark_dead($1, $2, $3)")),
             take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1)")),
             deregister: sql(6, format!("select {schema}.deregister_instance($1)")),
@@ -144,7 +147,15 @@ impl Coordination for PostgresCoordination {
                 let free: i32 = row.try_get(4)?;
                 let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
                 let incarnation = Incarnation { number, id: row.try_get(1)? };
-                Ok((free, Some(Member { incarnation, counter: row.try_get(2)?, expired: row.try_get(3)? })))
+                Ok((
+                    free,
+                    Some(Member {
+                        incarnation,
+                        counter: row.try_get(2)?,
+                        expired: row.try_get(3)?,
+                        connected: row.try_get(5)?,
+                    }),
+                ))
             })
             .await?;
         let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);

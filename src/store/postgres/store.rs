@@ -2,7 +2,6 @@
 //!
 //! Invariant: one statement a flush, which commits by itself; its parameters are written from the batches as they are.
 
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
@@ -173,7 +172,8 @@ pub(super) async fn store(
         &log_lane,
         &log_stream,
     ];
-    let row = connection.client.query_one(&statement, &parameters).await.map_err(number_taken)?;
+    let row = connection.client.query_one(&statement, &parameters).await;
+    let row = row.map_err(|error| StoreError::from_postgres(&error))?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
         return Ok(StoreReply::Busy { stream_id });
     }
@@ -218,11 +218,6 @@ pub(super) async fn find_flush(
         foreign: true,
         looked_up: Some(last_numbers(seq, version)),
     }))
-}
-
-/// Only this statement writes numbers under a unique index.
-fn number_taken(error: tokio_postgres::Error) -> StoreError {
-    if error.code() == Some(&SqlState::UNIQUE_VIOLATION) { StoreError::NumberTaken } else { error.into() }
 }
 
 fn last_numbers(seq: Vec<i64>, version: Vec<i64>) -> Vec<LastNumbers> {

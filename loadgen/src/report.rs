@@ -1,0 +1,210 @@
+//! What is printed at the end, and the JSON file.
+//!
+//! Invariants
+//! - The table and the file show the same figures; what could not be measured is a dash and a `null`.
+//! - The file is written whole or not at all.
+
+use std::path::Path;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::failure::{Failure, Result};
+use crate::figures::Figures;
+use crate::latency::Percentiles;
+
+/// One column of the table.
+#[derive(Debug)]
+pub struct Column<'a> {
+    /// Its head.
+    pub head: String,
+    /// Its figures.
+    pub figures: &'a Figures,
+}
+
+/// The table, one column a subject.
+#[must_use]
+pub fn table(columns: &[Column<'_>]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    let mut head = vec![Cell::new("")];
+    head.extend(columns.iter().map(|column| Cell::new(&column.head).set_alignment(CellAlignment::Right)));
+    table.set_header(head);
+    let mut row = |name: &str, value: &dyn Fn(&Figures) -> String| {
+        let mut cells = vec![Cell::new(name)];
+        let values: Vec<String> = columns.iter().map(|column| value(column.figures)).collect();
+        if values.iter().any(|value| !value.is_empty()) {
+            cells.extend(values.into_iter().map(|value| Cell::new(value).set_alignment(CellAlignment::Right)));
+            table.add_row(cells);
+        }
+    };
+    row("runtime, shards, batch", &|f| format!("{}, {}, {}", f.runtime, f.shards, f.batch));
+    row("messages", &|f| format!("{} in {:.1} s", thousands(f.messages as f64), f.seconds));
+    row("messages/s", &|f| thousands(f.messages_per_second));
+    row("server CPU µs a message", &|f| number(f.server_cpu_us_per_message, 1));
+    row("client CPU µs a message", &|f| number(f.client_cpu_us_per_message, 1));
+    row("store ms (p50 p99 p99.9 max)", &|f| latency(f.latency_ms.store));
+    row("publish ms", &|f| latency(f.latency_ms.publish));
+    row("end to end ms", &|f| latency(f.latency_ms.end_to_end));
+    row("claim ms", &|f| f.latency_ms.claim.map_or(String::new(), |claim| latency(Some(claim))));
+    row("WAL bytes a message", &|f| number(f.wal_bytes_per_message, 0));
+    row("commits a message", &|f| number(f.commits_per_message, 4));
+    row("rows updated or deleted a message", &|f| number(f.rows_updated_or_deleted_per_message, 4));
+    row("allocations a message", &|f| number(f.allocations_per_message, 2));
+    row("order violations", &|f| f.order_violations.to_string());
+    row("lost", &|f| f.lost.to_string());
+    row("copies", &|f| f.copies.to_string());
+    row("calls refused as overloaded", &|f| if f.overloaded > 0 { f.overloaded.to_string() } else { String::new() });
+    table
+}
+
+/// The shards' lines.
+#[must_use]
+pub fn shard_table(figures: &Figures) -> Option<Table> {
+    if figures.per_shard.is_empty() {
+        return None;
+    }
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header([
+        "shard",
+        "core",
+        "partitions",
+        "rows",
+        "flushes",
+        "rows a flush",
+        "ring fill max",
+        "claims",
+        "runs",
+        "CPU ms",
+    ]);
+    for (index, shard) in figures.per_shard.iter().enumerate() {
+        table.add_row([
+            index.to_string(),
+            shard.core.map_or("-".into(), |core| core.to_string()),
+            shard.partitions.to_string(),
+            shard.rows.to_string(),
+            shard.flushes.to_string(),
+            format!("{:.1}", shard.rows_per_flush),
+            shard.ring_fill_max.to_string(),
+            shard.claims.to_string(),
+            shard.runs.to_string(),
+            (shard.cpu_us / 1000).to_string(),
+        ]);
+    }
+    Some(table)
+}
+
+/// A subject's cost and speed against another's: above 1 Corelane is the better one.
+#[must_use]
+pub fn ratios(ours: &Figures, theirs: &Figures) -> Value {
+    json!({
+        "wall": ratio(Some(ours.messages_per_second), Some(theirs.messages_per_second)),
+        "cpu": ratio(theirs.cpu_us_per_message(), ours.cpu_us_per_message()),
+    })
+}
+
+fn ratio(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    let (one, other) = (one?, other?);
+    (other > 0.0).then_some(one / other)
+}
+
+/// The figures as a JSON object: what everything else in the file is added to.
+#[must_use]
+pub fn object(figures: &Figures) -> Map<String, Value> {
+    match serde_json::to_value(figures) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+/// Adds a value to an object.
+pub fn put(object: &mut Map<String, Value>, key: &str, value: impl Serialize) {
+    object.insert(key.to_owned(), serde_json::to_value(value).unwrap_or(Value::Null));
+}
+
+/// Writes the file: beside it first, then over it.
+///
+/// # Errors
+/// Where the system does not let it.
+pub fn write_json(path: &Path, value: &Map<String, Value>) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).unwrap_or_default() + "\n";
+    let beside = path.with_extension("json.part");
+    std::fs::write(&beside, text).map_err(Failure::io(format!("writing {}", beside.display())))?;
+    std::fs::rename(&beside, path).map_err(Failure::io(format!("writing {}", path.display())))
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".into(), |value| format!("{value:.digits$}"))
+}
+
+fn latency(value: Option<Percentiles>) -> String {
+    let digits = |ms: f64| if ms < 10.0 { format!("{ms:.2}") } else { format!("{ms:.0}") };
+    value.map_or("-".into(), |p| format!("{} {} {} {}", digits(p.p50), digits(p.p99), digits(p.p999), digits(p.max)))
+}
+
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_the_keys_that_were_promised() {
+        let object = object(&Figures::default());
+        for key in [
+            "scenario",
+            "runtime",
+            "shards",
+            "batch",
+            "messages",
+            "seconds",
+            "messages_per_second",
+            "server_cpu_us_per_message",
+            "client_cpu_us_per_message",
+            "latency_ms",
+            "wal_bytes_per_message",
+            "commits_per_message",
+            "rows_updated_or_deleted_per_message",
+            "order_violations",
+            "lost",
+            "copies",
+        ] {
+            assert!(object.contains_key(key), "{key}");
+        }
+        for key in ["store", "publish", "end_to_end"] {
+            assert!(object["latency_ms"].as_object().unwrap().contains_key(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn above_one_means_corelane_is_better() {
+        let side = |rate, cpu| Figures {
+            messages_per_second: rate,
+            server_cpu_us_per_message: Some(cpu),
+            client_cpu_us_per_message: Some(0.0),
+            ..Figures::default()
+        };
+        let ratios = ratios(&side(300.0, 10.0), &side(100.0, 50.0));
+        assert_eq!((ratios["wall"].as_f64(), ratios["cpu"].as_f64()), (Some(3.0), Some(5.0)));
+    }
+
+    #[test]
+    fn a_table_shows_a_dash_for_what_is_unknown() {
+        let figures = Figures { messages: 1_234_567, ..Figures::default() };
+        let text = table(&[Column { head: "corelane".into(), figures: &figures }]).to_string();
+        assert!(text.contains("1,234,567") && text.contains('-'), "{text}");
+    }
+}

@@ -1,0 +1,28 @@
+//! `corelane status`: the figures of `wh_status`, one a line.
+
+use clap::Args;
+use corelane::Error;
+use corelane::runtime::tokio::TokioRuntime;
+use corelane::store::sqlstate::classify;
+
+use crate::Place;
+
+/// Show what is pending, parked, dead and held.
+#[derive(Debug, Args)]
+pub struct Status {
+    #[command(flatten)]
+    place: Place,
+}
+
+impl Status {
+    /// Asks and prints.
+    pub async fn run(&self, runtime: &TokioRuntime) -> Result<(), Error> {
+        let (client, schema) = self.place.connect(runtime).await?;
+        let statement = format!("select what, figure, note from {schema}.wh_status()");
+        for row in client.query(&statement, &[]).await.map_err(|error| classify(&error))? {
+            let (what, figure, note): (&str, i64, Option<&str>) = (row.get(0), row.get(1), row.get(2));
+            println!("{what:<18} {figure:>12}  {}", note.unwrap_or_default());
+        }
+        Ok(())
+    }
+}

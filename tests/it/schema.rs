@@ -1,0 +1,150 @@
+//! The schema as a whole: what a dump of it looks like, who may use it, and that two of them are strangers.
+
+use std::process::Command;
+
+use corelane::private_postgres::find;
+use corelane::seam::store::{Coordination, ReadPosition, Store};
+use corelane::store::grants;
+use uuid::Uuid;
+
+use crate::dump::{program, run};
+use crate::outbox_kit::call;
+use crate::store_kit::{Message, Space, event, message};
+use crate::support;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/schema.golden.sql");
+
+/// A dump without what differs from server to server and from run to run.
+fn normalized(dump: &str, schema: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for line in dump.lines() {
+        let line = line.replace(&format!("{schema}."), "corelane.").replace(schema, "corelane");
+        // Comments, settings of the session, and psql's own restrictions (with a random key).
+        let noise = line.starts_with("--")
+            || line.starts_with("SET ")
+            || line.starts_with('\\')
+            || line.starts_with("SELECT pg_catalog.set_config");
+        if !noise && !(line.is_empty() && lines.last().is_none_or(String::is_empty)) {
+            lines.push(line);
+        }
+    }
+    lines.join("\n").trim_end().to_owned() + "\n"
+}
+
+#[tokio::test]
+async fn a_dump_of_a_fresh_schema_is_the_golden_one() {
+    let space = Space::new().await;
+    let Some(binaries) = find() else { return };
+    let mut dumping = Command::new(program(&binaries, "pg_dump"));
+    dumping
+        .args(["--schema-only", "--no-owner", "--no-privileges", "--no-comments", "--schema", &space.schema.name])
+        .arg("--dbname")
+        .arg(&space.schema.url);
+    let dump = normalized(&run(&mut dumping), &space.schema.name);
+    if std::env::var_os("CORELANE_UPDATE_GOLDEN").is_some() {
+        std::fs::write(GOLDEN, &dump).unwrap();
+    }
+    let golden = std::fs::read_to_string(GOLDEN).unwrap();
+    for (number, (is, should)) in dump.lines().zip(golden.lines()).enumerate() {
+        assert_eq!(
+            is,
+            should,
+            "line {} of sql/schema.golden.sql (CORELANE_UPDATE_GOLDEN=1 writes it anew)",
+            number + 1
+        );
+    }
+    assert_eq!(dump.lines().count(), golden.lines().count(), "CORELANE_UPDATE_GOLDEN=1 writes it anew");
+}
+
+#[tokio::test]
+async fn two_schemas_of_one_database_do_not_notice_each_other() {
+    let (one, other) = (Space::new().await, Space::new().await);
+    let (owner, mut stranger) = (one.owner(1).await, other.owner(1).await);
+    let client = one.schema.client().await;
+    let mut user = other.schema.client().await;
+    let stream = Uuid::now_v7();
+
+    // The same stream, the same partitions, the same incarnation numbers, all locked in the other schema.
+    let transaction = user.transaction().await.unwrap();
+    let many: Vec<_> = (0..300).map(|_| message(Uuid::now_v7(), "x")).chain([message(stream, "theirs")]).collect();
+    call(&transaction, &many).await.unwrap();
+    let fence = format!("select pg_advisory_xact_lock(wh_lock_class(3), {})", owner.incarnation.number);
+    transaction.batch_execute(&fence).await.unwrap();
+    transaction.batch_execute("select pg_advisory_xact_lock(wh_lock_class(6), 0)").await.unwrap();
+    client.batch_execute("set lock_timeout = '2s'; set statement_timeout = '5s'").await.unwrap();
+
+    let numbered = call(&client, &[message(stream, "ours")]).await.unwrap();
+    assert_eq!(numbered[0].seq, Some(1));
+    assert_eq!(owner.drain(&ReadPosition::default(), 10).await.0, ["ours"]);
+    client.batch_execute("update wh_segment set switched_at = switched_at - interval '61 s'").await.unwrap();
+    assert!(owner.coordination.perform_maintenance(owner.incarnation).await.unwrap().rotated);
+    owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
+    let classes = "select array_agg(wh_lock_class(k) order by k) from generate_series(1, 7) k";
+    let ours: Vec<i32> = client.query_one(classes, &[]).await.unwrap().get(0);
+    let theirs: Vec<i32> = transaction.query_one(classes, &[]).await.unwrap().get(0);
+    assert!(ours.iter().all(|class| !theirs.contains(class)), "{ours:?} {theirs:?}");
+    transaction.commit().await.unwrap();
+
+    assert_eq!(stranger.store(&[message(stream, "theirs 2")]).await.looked_up.unwrap()[0].seq, 1);
+    assert_eq!(stranger.drain(&ReadPosition::default(), 1000).await.0.len(), 302);
+}
+
+#[tokio::test]
+async fn a_role_with_exactly_the_listed_privileges_can_do_an_engines_work() {
+    let space = Space::new().await;
+    let admin = space.schema.client().await;
+    let role = format!("service_{}", space.schema.name);
+    admin.batch_execute(&format!("create role {role} login")).await.unwrap();
+    let as_service = format!("set role {role}");
+    let service = support::connect(&space.schema.url).await;
+    service.batch_execute(&as_service).await.unwrap();
+    assert!(!grants::missing(&admin, &space.name).await.unwrap().iter().any(|_| true), "the owner lacks nothing");
+    admin.batch_execute(&format!("grant usage on schema {} to {role}", space.name)).await.unwrap();
+    let missing = grants::missing(&service, &space.name).await.unwrap();
+    assert!(missing.contains(&"TRUNCATE on wh_log_0".to_owned()) && missing.len() > 30, "{missing:?}");
+    grants::grant(&admin, &space.name, &role).await.unwrap();
+    assert_eq!(grants::missing(&service, &space.name).await.unwrap(), Vec::<String>::new());
+
+    // The engine's connections log in as postgres in the tests: `role` in the URL makes them the service.
+    let separator = if space.schema.url.contains('?') { '&' } else { '?' };
+    let mut schema = support::schema_on(format!("{}{separator}options=-c%20role%3D{role}", space.schema.url));
+    schema.name = space.schema.name.clone();
+    let limited = Space { schema, name: space.name.clone() };
+    let client = limited.schema.client().await;
+    let who: String = client.query_one("select current_user::text", &[]).await.unwrap().get(0);
+    assert_eq!(who, role);
+
+    let mut owner = limited.owner(1).await;
+    let stream = Uuid::now_v7();
+    owner.store(&[event(stream, "e1"), message(stream, "m2")]).await;
+    let due = Message { due_unix_us: 1, ..message(stream, "s4") };
+    call(&client, &[message(stream, "m3"), due]).await.unwrap();
+    client.batch_execute("begin isolation level repeatable read").await.unwrap();
+    call(&client, &[event(Uuid::now_v7(), "rr")]).await.unwrap();
+    client.batch_execute("commit").await.unwrap();
+    assert_eq!(owner.store.release_scheduled(owner.incarnation, &owner.held(), 10).await.unwrap(), 1);
+    let (texts, read) = owner.drain(&ReadPosition::default(), 100).await;
+    assert_eq!(texts, ["e1", "m2", "m3", "rr", "s4"]);
+    crate::rotation::settle(&owner, 0, read.read).await;
+    admin.batch_execute("update wh_segment set switched_at = switched_at - interval '61 s'").await.unwrap();
+    let mut truncated = 0;
+    for _ in 0..5 {
+        truncated += owner.coordination.perform_maintenance(owner.incarnation).await.unwrap().truncated;
+    }
+    assert_eq!(truncated, 1);
+    owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap();
+    owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
+
+    // And nothing else.
+    for forbidden in [
+        "delete from wh_event_store",
+        "update wh_event_store set payload = ''",
+        "drop table wh_parked",
+        "create table x ()",
+    ] {
+        let refused = client.batch_execute(forbidden).await.unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "42501", "{forbidden}");
+    }
+    drop((client, owner, limited, service));
+    let _ = admin.batch_execute(&format!("drop owned by {role}; drop role {role}")).await;
+}
