@@ -41,7 +41,7 @@ use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
 use crate::time::boot_time;
 use router::Router;
-use threads::Threads;
+use threads::Life;
 
 /// What is known of a message that was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,7 @@ struct ShardHandle {
     budget: Arc<Budget>,
     metrics: Arc<ShardMetrics>,
     core: Option<usize>,
+    clock: Arc<threads::ThreadClock>,
     held: Arc<Mutex<Vec<HeldPartition>>>,
 }
 
@@ -70,6 +71,7 @@ struct Shared {
     router: Router,
     shards: Vec<ShardHandle>,
     pool: Arc<Pool>,
+    bulk_turns: tokio::sync::Semaphore,
     runtime: Decision,
     stopped: tokio::sync::watch::Sender<bool>,
 }
@@ -78,7 +80,7 @@ struct Shared {
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
-    threads: Arc<Mutex<Option<Threads>>>,
+    life: Arc<Life>,
 }
 
 /// A shard's figures and place.
@@ -154,6 +156,9 @@ impl Engine {
     /// The shards.
     #[must_use]
     pub fn shards(&self) -> Vec<ShardView> {
+        for shard in &self.shared.shards {
+            shard.metrics.cpu_us.set(shard.clock.read_us());
+        }
         let view = |shard: &ShardHandle| ShardView {
             core: shard.core,
             partitions: shard.held.lock().unwrap_or_else(PoisonError::into_inner).len(),
@@ -181,8 +186,7 @@ impl Engine {
     pub async fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let began = Instant::now();
         self.shared.stopped.send_replace(true);
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(threads) = threads else { return ShutdownReport::default() };
+        let Some(threads) = self.life.take() else { return ShutdownReport::default() };
         let shared = self.shared.clone();
         let ending = tokio::task::spawn_blocking(move || threads.end(&shared, timeout));
         match ending.await {
