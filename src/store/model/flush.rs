@@ -204,8 +204,7 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
-    let is_other_life =
-        request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
+    let is_other_life = request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
     let (owned, segment, foreign) = {
         let snapshot = tx.snapshot();
         let database = tx.database();
