@@ -73,7 +73,7 @@ impl StreamChoice {
     }
 
     /// The next stream's index.
-    pub fn next(&mut self) -> u32 {
+    pub fn draw(&mut self) -> u32 {
         let place = match &self.cumulative {
             None => self.random.random_range(0..self.own),
             Some(cumulative) => {
@@ -147,7 +147,7 @@ impl Payload {
     }
 
     /// The bytes of the next message.
-    pub fn next(&mut self) -> &[u8] {
+    pub fn draw(&mut self) -> &[u8] {
         self.count();
         write_counter(&mut self.own, self.counter);
         &self.own

@@ -33,6 +33,7 @@ create table @schema@.wh_instance (
     number int4 primary key generated always as identity,
     shards int4 not null default 1 check (shards between 1 and 1024),
     state int2 not null default 0 check (state in (0, 1, 2)), -- alive, dead, stopped
+    given_up int8[] not null default '{}', -- by shard + 1: flushes up to this number that are not there never come
     service_name text not null check (octet_length(service_name) between 1 and 255),
     instance_name text not null check (octet_length(instance_name) between 1 and 255)
 );

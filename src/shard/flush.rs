@@ -267,12 +267,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
 
     /// Finds out what became of a flush whose connection was lost, for as long as it takes (or until the
     /// shard must end).
-    async fn look_up(
-        &self,
-        origin: Origin,
-        stream_id: &[Uuid],
-        reason: &str,
-    ) -> Result<Option<Stored>, StoreError> {
+    async fn look_up(&self, origin: Origin, stream_id: &[Uuid], reason: &str) -> Result<Option<Stored>, StoreError> {
         if mutants::active(Mutant::BlindResend) {
             return Ok(None);
         }

@@ -75,6 +75,8 @@ pub(super) struct Instance {
     pub lease_until: Tick,
     pub shards: u16,
     pub alive: bool,
+    /// By shard: flushes up to this number that are not there never come.
+    pub given_up: BTreeMap<u16, i64>,
 }
 
 #[derive(Clone, Default)]

@@ -204,12 +204,15 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
-    let is_other_life =
-        request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
+    let is_other_life = request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
     let (owned, segment, foreign) = {
         let snapshot = tx.snapshot();
         let database = tx.database();
         let instance = database.instances.get(&number);
+        let given_up = instance.and_then(|of| of.given_up.get(&request.origin.shard));
+        if given_up.is_some_and(|given_up| *given_up >= request.origin.flush_number) {
+            return Err(StoreError::Refused { sqlstate: "CL006".into(), text: "the flush was given up".into() });
+        }
         (
             instance.is_some_and(|of| of.alive && of.ownership == request.ownership),
             database.current_segment(&snapshot),
@@ -377,6 +380,16 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
     rows.sort_by_key(|log| log.position);
     let Some(first) = rows.first() else {
         if database.instances.get(&number).is_some_and(|of| of.alive) {
+            drop(rows);
+            drop(database);
+            // The request may still be on its way, or wait for a lock before this one: it must not come later.
+            tx.effect(move |database| {
+                if let Some(of) = database.instances.get_mut(&number) {
+                    let given_up = of.given_up.entry(shard).or_insert(0);
+                    *given_up = origin.flush_number.max(*given_up);
+                }
+            });
+            tx.commit().await?;
             return Ok(None);
         }
         // Its successors may have published what it stored, and a rotation may have truncated it.

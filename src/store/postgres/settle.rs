@@ -11,8 +11,9 @@ use crate::store::columns::{Column, of, put_bool, put_bytes, put_i16, put_i32, p
 
 pub(super) fn settle_sql(schema: &str) -> Sql {
     let parameters = (6..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-    let text =
-        format!("select fenced, epoch, unparked from {schema}.settle($1, $2, $3, $4, $5::text::pg_snapshot, {parameters})");
+    let text = format!(
+        "select fenced, epoch, unparked from {schema}.settle($1, $2, $3, $4, $5::text::pg_snapshot, {parameters})"
+    );
     Sql { slot: 2, text }
 }
 
