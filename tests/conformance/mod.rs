@@ -140,12 +140,7 @@ async fn numbers_are_never_given_twice<S: Store>(store: &S, reader: &mut Reader,
 }
 
 /// One that is not found never comes: its request may still be on its way.
-async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(
-    store: &S,
-    reader: &Reader,
-    first: &Stored,
-    count: u32,
-) {
+async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader: &Reader, first: &Stored, count: u32) {
     let found = store.find_flush(reader.origin(1), &[id(10)], first.xid).await.unwrap().unwrap();
     assert_eq!((found.xid, found.position, found.owned), (first.xid, first.position, true));
     assert_eq!(found.looked_up, first.looked_up);
@@ -199,7 +194,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
     assert!(flush.foreign && flush.epoch != other);
     assert_eq!(flush.looked_up, Some(vec![LastNumbers { seq: 8, version: 5 }]));
 
-    let far = Snapshot::new(1 << 40, Vec::new());
+    let far = Snapshot::new((1 << 40) + 3, Vec::new());
     let cursor = SettleRequest {
         ownership: reader.ownership,
         epoch: Some(other),
@@ -377,7 +372,7 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
     assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
-    let late = SettleRequest { cursor: Some(Snapshot::new(1 << 40, Vec::new())), ..SettleRequest::default() };
+    let late = SettleRequest { cursor: Some(Snapshot::new((1 << 40) + 3, Vec::new())), ..SettleRequest::default() };
     assert_eq!(store.settle(a, &late).await.unwrap(), SettleReply::Fenced);
 
     let taken = keeper_b.take_partitions(b).await.unwrap().unwrap();

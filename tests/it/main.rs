@@ -3,6 +3,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+#[path = "../conformance/mod.rs"]
+mod conformance;
+
 mod cli;
 mod connect;
 mod dump;
@@ -14,6 +17,7 @@ mod rebase;
 mod rotation;
 mod schema;
 mod store_claim;
+mod store_conformance;
 mod store_coordination;
 mod store_flush;
 mod store_kit;
