@@ -68,7 +68,6 @@ impl Process {
         for shard in 0..plan.shards {
             let (sender, receiver) = Ring::new(1024);
             let budget = Arc::new(Budget::default());
-            let counts = Arc::new(ShardMetrics::default());
             let parts = ShardParts {
                 runtime: runtime.clone(),
                 store: Rc::new(model.store()),
@@ -76,7 +75,7 @@ impl Process {
                 ring: receiver,
                 budget: budget.clone(),
                 lease: lease.clone(),
-                metrics: counts,
+                metrics: Arc::new(ShardMetrics::default()),
                 pool: Arc::new(Pool::new(64, 1 << 20)),
                 settings: ShardSettings { shard, shards: plan.shards, ..plan.settings.clone() },
             };

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::chaos::Faults;
+use crate::publisher::Manners;
 use crate::scenario::{Account, Scenario, run};
 
 /// Seeds of a run without settings.
@@ -12,17 +14,12 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 fn run_seed(seed: u64) -> Account {
-    let mut scenario = Scenario::drawn(seed);
-    if std::env::var("CORELANE_SIM_CRASHES").is_ok() {
-        scenario.faults = crate::chaos::Faults { crash: 10, cut_per_mille: 30, ..Default::default() };
-        scenario.strangers = 4;
-        scenario.streams = 1 + seed % 3;
-        scenario.messages = 300;
-        scenario.pause_us = 3000;
-        scenario.hold_us = 20_000;
-        scenario.run_ms = 6000;
-    }
-    match run(&scenario) {
+    run_scenario(&Scenario::drawn(seed))
+}
+
+fn run_scenario(scenario: &Scenario) -> Account {
+    let seed = scenario.seed;
+    match run(scenario) {
         Ok(account) => account,
         Err((failure, events)) => {
             let last = events[events.len().saturating_sub(60)..].join("\n");
@@ -60,4 +57,35 @@ fn every_seed_keeps_the_promises() {
     let copies: u64 = accounts.iter().map(|of| of.copies).sum();
     println!("{count} seeds: {committed} messages committed, {accepted} accepted, {copies} of them copies");
     assert!(committed as u64 > count * 20, "the seeds do next to nothing: {committed} messages");
+}
+
+/// The server crashes again and again while strangers write: transaction ids are given twice.
+#[test]
+fn crashes_of_the_server_lose_and_reorder_nothing() {
+    for seed in 0..40 {
+        let faults = Faults { crash: 10, cut_per_mille: 30, ..Faults::default() };
+        let drawn = Scenario::drawn(seed);
+        let scenario = Scenario {
+            faults,
+            strangers: 4,
+            streams: 1 + seed % 3,
+            messages: 300,
+            pause_us: 3_000,
+            hold_us: 20_000,
+            run_ms: 6_000,
+            ..drawn
+        };
+        run_scenario(&scenario);
+    }
+}
+
+/// Without faults and with a transport that keeps its word no message goes out twice.
+#[test]
+fn without_faults_no_copy_goes_out() {
+    for seed in 0..40 {
+        let drawn = Scenario::drawn(seed);
+        let scenario = Scenario { faults: Faults::default(), manners: Manners::default(), processes: 3, ..drawn };
+        let account = run_scenario(&scenario);
+        assert_eq!(account.copies, 0, "seed {seed}");
+    }
 }

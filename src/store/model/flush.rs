@@ -368,40 +368,43 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
+    if let Some(found) = find_in_log(&tx, epoch, origin, &streams, since) {
+        return Ok(Some(found));
+    }
+    if !tx.database().instances.get(&number).is_some_and(|of| of.alive) {
+        // Its successors may have published what it stored, and a rotation may have truncated it.
+        let text = "whether the flush was stored cannot be told any more".into();
+        return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
+    }
+    // The request may still be on its way, or wait for a lock before this one: it must not come later.
+    tx.effect(move |database| {
+        if let Some(of) = database.instances.get_mut(&number) {
+            let given_up = of.given_up.entry(shard).or_insert(0);
+            *given_up = origin.flush_number.max(*given_up);
+        }
+    });
+    tx.commit().await?;
+    Ok(None)
+}
+
+fn find_in_log(tx: &Tx, epoch: crate::ids::Epoch, origin: Origin, streams: &[Uuid], since: u64) -> Option<Stored> {
+    let flush = Some((origin.incarnation.number, origin.shard, origin.flush_number));
     let snapshot = tx.snapshot();
     let database = tx.database();
     let mut rows: Vec<&Log> = database
         .segments
         .iter()
         .flat_map(|segment| &segment.log)
-        .filter(|log| log.flush == Some((number, shard, origin.flush_number)))
-        .filter(|log| log.xid >= since && snapshot.contains(log.xid))
+        .filter(|log| log.flush == flush && log.xid >= since && snapshot.contains(log.xid))
         .collect();
     rows.sort_by_key(|log| log.position);
-    let Some(first) = rows.first() else {
-        if database.instances.get(&number).is_some_and(|of| of.alive) {
-            drop(rows);
-            drop(database);
-            // The request may still be on its way, or wait for a lock before this one: it must not come later.
-            tx.effect(move |database| {
-                if let Some(of) = database.instances.get_mut(&number) {
-                    let given_up = of.given_up.entry(shard).or_insert(0);
-                    *given_up = origin.flush_number.max(*given_up);
-                }
-            });
-            tx.commit().await?;
-            return Ok(None);
-        }
-        // Its successors may have published what it stored, and a rotation may have truncated it.
-        let text = "whether the flush was stored cannot be told any more".into();
-        return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
-    };
+    let first = rows.first()?;
     let before: BTreeMap<Uuid, LastNumbers> = first.before.iter().copied().collect();
     let looked_up = streams
         .iter()
         .map(|stream| before.get(stream).copied().unwrap_or(LastNumbers { seq: 0, version: 0 }))
         .collect();
-    Ok(Some(Stored {
+    Some(Stored {
         xid: first.xid,
         epoch,
         position: first.position,
@@ -409,7 +412,7 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
         // Nobody looked whether another had stored before it.
         foreign: true,
         looked_up: Some(looked_up),
-    }))
+    })
 }
 
 impl Database {
