@@ -374,7 +374,14 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
         .filter(|log| log.xid >= since && snapshot.contains(log.xid))
         .collect();
     rows.sort_by_key(|log| log.position);
-    let Some(first) = rows.first() else { return Ok(None) };
+    let Some(first) = rows.first() else {
+        if database.instances.get(&number).is_some_and(|of| of.alive) {
+            return Ok(None);
+        }
+        // Its successors may have published what it stored, and a rotation may have truncated it.
+        let text = "whether the flush was stored cannot be told any more".into();
+        return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
+    };
     let before: BTreeMap<Uuid, LastNumbers> = first.before.iter().copied().collect();
     let looked_up = streams
         .iter()
