@@ -1,6 +1,6 @@
 -- find_flush: whether a flush whose connection was lost at its commit is there.
 -- in: p_incarnation, p_shard, p_flush; p_since: a transaction id no newer than the flush's; p_stream_id: its streams
--- out: no row if it did not commit, and never will; else xid, epoch, position, owned, and the numbers that each
+-- out: no row if it did not commit, and never will: it is given up, should its call arrive yet; else xid, epoch, position, owned, and the numbers that each
 --     stream had before it (0: none)
 -- locks: the shard's flushes (exclusive, waiting): the lost transaction holds it until it has ended, and a second
 --     one of the same number cannot begin meanwhile. The look-up is a later statement than the lock
@@ -27,6 +27,10 @@ begin
     from @schema@.wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
     if v_xid is null then
+        insert into @schema@.wh_flush_given_up as g (flush_number, incarnation, shard)
+        values (p_flush, p_incarnation, p_shard)
+        on conflict (incarnation, shard) do update
+        set flush_number = greatest(g.flush_number, excluded.flush_number), given_up_at = excluded.given_up_at;
         return;
     end if;
 
