@@ -45,7 +45,9 @@ async fn migrate_says_what_it_did_and_does_it_once() {
     let text = said(&run(&["rebase"]));
     assert!(text.contains("nothing to rebase"), "{text}");
     let text = said(&run(&["doctor"]));
-    for line in ["runtime", "cores", "server        PostgreSQL", "8 partitions, generation 1", "may do what an engine does"] {
+    for line in
+        ["runtime", "cores", "server        PostgreSQL", "8 partitions, generation 1", "may do what an engine does"]
+    {
         assert!(text.contains(line), "{line}: {text}");
     }
 }
