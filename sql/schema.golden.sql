@@ -278,6 +278,10 @@ begin
     from "corelane".wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
     if v_xid is null then
+        insert into "corelane".wh_flush_given_up as g (flush_number, incarnation, shard)
+        values (p_flush, p_incarnation, p_shard)
+        on conflict (incarnation, shard) do update
+        set flush_number = greatest(g.flush_number, excluded.flush_number), given_up_at = excluded.given_up_at;
         return;
     end if;
 
@@ -398,6 +402,8 @@ begin
     where i.state <> 0 and i.lease_until < clock_timestamp() - interval '1 day'
         and not exists (select from wh_partition p where p.owner = i.number)
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
+
+    delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
 
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.
@@ -876,6 +882,7 @@ declare
     v_segment int2;
     v_owned bool;
     v_foreign bool;
+    v_given_up bool;
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
@@ -914,10 +921,15 @@ begin
         coalesce((select i.state = 0 and i.ownership = p_ownership from "corelane".wh_instance i
             where i.number = p_incarnation), false),
         (select s.current from "corelane".wh_segment s),
+        exists (select from "corelane".wh_flush_given_up g
+            where g.incarnation = p_incarnation and g.shard = p_shard and g.flush_number >= p_flush),
         exists (select from "corelane".wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from "corelane".wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, v_owned, v_segment, v_foreign;
+    into epoch, v_owned, v_segment, v_given_up, v_foreign;
+    if v_given_up then
+        raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
+    end if;
     owned := v_owned;
     is_foreign := v_foreign;
     if epoch is null then
@@ -1676,6 +1688,13 @@ CREATE TABLE corelane.wh_event_store (
     payload bytea NOT NULL
 );
 
+CREATE TABLE corelane.wh_flush_given_up (
+    flush_number bigint NOT NULL,
+    given_up_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    incarnation integer NOT NULL,
+    shard smallint NOT NULL
+);
+
 CREATE TABLE corelane.wh_installation (
     only_row boolean DEFAULT true NOT NULL,
     system_identifier bigint NOT NULL,
@@ -2037,6 +2056,9 @@ ALTER TABLE ONLY corelane.wh_epoch
 
 ALTER TABLE ONLY corelane.wh_event_store
     ADD CONSTRAINT wh_event_store_pkey PRIMARY KEY (stream_id, version);
+
+ALTER TABLE ONLY corelane.wh_flush_given_up
+    ADD CONSTRAINT wh_flush_given_up_pkey PRIMARY KEY (incarnation, shard);
 
 ALTER TABLE ONLY corelane.wh_installation
     ADD CONSTRAINT wh_installation_pkey PRIMARY KEY (only_row);
