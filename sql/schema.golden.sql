@@ -1,3 +1,4 @@
+-- What pg_dump shows of a fresh schema. Written by tests/it/schema.rs with CORELANE_UPDATE_GOLDEN=1, never by hand.
 CREATE SCHEMA corelane;
 
 CREATE FUNCTION corelane.check_installation(OUT fits boolean, OUT why_not text, OUT partition_count integer, OUT generation integer) RETURNS record
@@ -343,10 +344,15 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean)
+CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean, connected boolean)
     LANGUAGE sql
     AS $$
-    select f.free_partitions, i.number, i.id, i.counter, i.lease_until < clock_timestamp()
+    select f.free_partitions, i.number, i.id, i.counter, i.lease_until < clock_timestamp(),
+        case when i.number is not null then i.number::oid in (
+            select l.objid from pg_locks l
+            where l.locktype = 'advisory' and l.classid = "corelane".wh_lock_class(4)::oid and l.objsubid = 2 and l.granted
+                and l.database = (select d.oid from pg_database d where d.datname = current_database()))
+        end
     from (select count(*)::int4 as free_partitions from "corelane".wh_partition p where p.owner is null) f
     left join "corelane".wh_instance i
         on i.state = 0 and i.number <> p_incarnation
@@ -737,6 +743,19 @@ begin
             set stream_seq = excluded.stream_seq, due = excluded.due, partition = excluded.partition,
                 attempts = excluded.attempts, reason = excluded.reason, error_cut = excluded.error_cut,
                 error = excluded.error;
+        end if;
+
+        if cardinality(p_spill_lane) > 0 then
+            -- A kept reference never stands without its lane's row, or the next owner would not find it: an unpark
+            -- of an earlier load may have been committed since.
+            insert into "corelane".wh_parked (stream_seq, due, lane_id, partition, attempts, reason, error_cut,
+                destination, error)
+            select distinct on (s.lane_id, s.destination) s.stream_seq, clock_timestamp(), s.lane_id, s.partition, 0, 0,
+                false, s.destination, ''
+            from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq)
+                s(lane_id, destination, partition, stream_seq)
+            order by s.lane_id, s.destination, s.stream_seq
+            on conflict (lane_id, destination) do nothing;
         end if;
 
         if cardinality(p_drained_lane) > 0 then

@@ -4,6 +4,7 @@
 -- its floor. So no position is drawn before the transaction has its id, and none before the streams' locks.
 -- A transaction that had its id before the call knows no floor (0).
 -- out: floor int8, xid int8, position int8 (the first; message i has position + i - 1)
+-- locks: none of its own; the streams' are held by the caller
 create or replace function @schema@.wh_draw_position(out floor int8, out xid int8, out "position" int8)
 language plpgsql volatile
 as $$
