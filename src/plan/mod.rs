@@ -3,6 +3,7 @@
 
 pub mod cadence;
 pub mod gate;
+mod lane;
 pub mod lanes;
 #[cfg(test)]
 mod lanes_tests;

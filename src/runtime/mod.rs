@@ -6,6 +6,8 @@ mod doorbell;
 #[cfg(all(feature = "glommio", target_os = "linux"))]
 pub mod glommio;
 pub mod probe;
+#[cfg(feature = "simulation")]
+mod random;
 pub mod ring;
 #[cfg(feature = "simulation")]
 pub mod sim;

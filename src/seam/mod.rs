@@ -1,5 +1,6 @@
 //! The seams: traits with two implementations each, and their plain types.
 
+pub mod coordination;
 pub mod dial;
 pub mod publisher;
 pub mod runtime;

@@ -14,6 +14,8 @@ use crate::batch::{DestinationId, Rows};
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
 
+pub use super::coordination::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, Taken};
+
 /// Why a call to the database did not do what was asked.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
@@ -74,6 +76,9 @@ pub struct StoreRequest<'a> {
     pub ownership: i64,
     /// What the shard's reader has read whole: log rows of others outside it make `foreign` true.
     pub read: &'a Snapshot,
+    /// The server's life that `read` belongs to. In another one transaction ids may have been given again, and the
+    /// answer is as if there were a row of another writer. `None`: any.
+    pub epoch: Option<Epoch>,
     /// The messages. `stream_seq` and `version` are final where the stream's `known` is true, and count
     /// from 1 within this request where it is not.
     pub batches: &'a [Arc<Rows>],
@@ -215,9 +220,11 @@ pub struct Drained {
 pub struct SettleRequest {
     /// Shard of the cursor.
     pub shard: u16,
-    /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
-    /// partition taken later the cursor says nothing, whatever it holds.
+    /// The set of partitions that `cursor` was made for ([`Taken::ownership`]): of one taken later it says nothing.
     pub ownership: i64,
+    /// The server's life that this stems from: in another one nothing is written (a cursor would hold
+    /// transaction ids that were given again), and the answer names the new one. `None`: any.
+    pub epoch: Option<Epoch>,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
     /// Lanes that wait. An existing row is overwritten.
@@ -263,19 +270,18 @@ pub enum SettleReply {
 pub struct ReadPosition {
     /// Read whole.
     pub read: Snapshot,
-    /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
+    /// Being read page by page: the snapshot that filters them, and the position of the last one's end.
     pub page: Option<(Snapshot, i64)>,
-    /// Between which positions the store has to look. Belongs to the store: handed back as it came, and left at
-    /// its default where `read` was made anew.
+    /// Handed back as it came; left at its default where `read` was made anew.
     pub range: ReadRange,
 }
 
-/// What a store knows of the positions beyond a reader's snapshots (0: nothing).
+/// Between which positions a store has to look (0: not known).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadRange {
     /// Transactions at or above `read.xmax` have drawn positions above this one.
     pub read_floor: i64,
-    /// The same for the page's snapshot, as far as its rows have been seen.
+    /// The same for the page's snapshot.
     pub page_floor: i64,
     /// No row of the page's snapshot lies above this one.
     pub page_ceiling: i64,
@@ -359,9 +365,8 @@ pub trait Store: 'static {
     fn store_outbox_messages(&self, request: &StoreRequest<'_>)
     -> impl Future<Output = Result<StoreReply, StoreError>>;
 
-    /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
-    /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's.
+    /// Whether the flush committed, asked under the lock of the shard's flushes: one still committing is waited
+    /// for. `looked_up` then holds the streams' last numbers before it. `since`: an id no newer than the flush's.
     fn find_flush(
         &self,
         origin: Origin,
@@ -404,102 +409,4 @@ pub trait Store: 'static {
         shard: u16,
         partitions: &[u32],
     ) -> impl Future<Output = Result<LoadReply, StoreError>>;
-}
-
-/// A partition taken, with its fence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldPartition {
-    /// The partition.
-    pub partition: u32,
-    /// Its fence: grows with every change of owner.
-    pub fence: i64,
-}
-
-/// What a renewal says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewed {
-    /// Alive for another lease.
-    Alive,
-    /// This incarnation is dead for ever: stand down.
-    Dead,
-}
-
-/// The partitions an incarnation holds now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// Grows with every change of the incarnation's set of partitions; sent with every flush.
-    pub ownership: i64,
-    /// All partitions held, ascending.
-    pub held: Vec<HeldPartition>,
-}
-
-/// Another incarnation that still owns partitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Who.
-    pub incarnation: Incarnation,
-    /// Its heartbeat counter.
-    pub counter: i64,
-    /// Whether `lease_until` is past by the database's clock.
-    pub expired: bool,
-    /// Whether its session lock is held. A hint that saves the early try: that asks again.
-    pub connected: bool,
-}
-
-/// Who else owns partitions, and what nobody owns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Members {
-    /// Other incarnations that own partitions.
-    pub others: Vec<Member>,
-    /// Partitions without an owner.
-    pub free_partitions: u32,
-}
-
-/// The lease keeper's side of the database: its own door, its own connection.
-pub trait Coordination: 'static {
-    /// Registers a new incarnation with a lease of `lease_ms` and holds its session lock for as long as the
-    /// connection lives. Answers it with the installed partition count.
-    fn register_instance(
-        &self,
-        id: Uuid,
-        service_name: &str,
-        instance_name: &str,
-        shards: u16,
-        lease_ms: u64,
-    ) -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
-
-    /// Counter + 1 and a new lease end, only while alive and unexpired.
-    fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64)
-    -> impl Future<Output = Result<Renewed, StoreError>>;
-
-    /// Other incarnations that own partitions, and how many partitions nobody owns.
-    fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
-
-    /// Marks another incarnation dead and frees its partitions, in one transaction that waits for its
-    /// fenced writes. With `early`, only if its session lock is free; without, only if its counter is still
-    /// `counter` and its lease is past. Answers whether it was done.
-    fn mark_dead(&self, dead: Member, early: bool) -> impl Future<Output = Result<bool, StoreError>>;
-
-    /// Takes every partition that nobody owns, raising its fence; answers the whole set held. `None` if this
-    /// incarnation is dead.
-    fn take_partitions(&self, incarnation: Incarnation) -> impl Future<Output = Result<Option<Taken>, StoreError>>;
-
-    /// Ends the incarnation: its cursors become the bases of its partitions, which are free at once.
-    fn deregister_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>>;
-
-    /// One bounded step of rotation and trimming. Answers what was done, for the log.
-    fn perform_maintenance(&self, incarnation: Incarnation) -> impl Future<Output = Result<Maintenance, StoreError>>;
-}
-
-/// What a maintenance step did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Maintenance {
-    /// Segments truncated.
-    pub truncated: u32,
-    /// Whether writers were switched to the next segment.
-    pub rotated: bool,
-    /// A segment could not be locked (a dump or an open enlisted transaction): the blocker's pid.
-    pub blocked_by: Option<i32>,
-    /// Superseded cursors deleted.
-    pub cursors_trimmed: u32,
 }

@@ -170,11 +170,8 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         "stop" => town.stopped.set(true),
         "lease" => {
             let until = lease.deadline();
-            let text = if until == Tick(0) {
-                "over".into()
-            } else {
-                format!("until {}", until.since_us(town.start) / 1000)
-            };
+            let text =
+                if until == Tick(0) { "over".into() } else { format!("until {}", until.since_us(town.start) / 1000) };
             town.tell(&format!("lease {text}"));
         }
         other => panic!("no such word: {other}"),
@@ -276,7 +273,10 @@ fn it_registers_takes_what_is_free_and_costs_two_statements_a_step() {
 #[test]
 fn one_that_only_stores_renews_and_takes_nothing() {
     let told = play(false, "0 well; 3000 lease");
-    assert_eq!(told, lines("0 register\n 0 shard 0: 1/-1 []\n 0 shard 1: 1/-1 []\n 2500 renew\n 3000 lease until 7500"));
+    assert_eq!(
+        told,
+        lines("0 register\n 0 shard 0: 1/-1 []\n 0 shard 1: 1/-1 []\n 2500 renew\n 3000 lease until 7500")
+    );
 }
 
 #[test]

@@ -15,7 +15,12 @@ fn run_seed(seed: u64) -> Account {
     let mut scenario = Scenario::drawn(seed);
     if std::env::var("CORELANE_SIM_CRASHES").is_ok() {
         scenario.faults = crate::chaos::Faults { crash: 10, cut_per_mille: 30, ..Default::default() };
-        scenario.strangers = 4; scenario.streams = 1 + seed % 3; scenario.messages = 300; scenario.pause_us = 3000; scenario.hold_us = 20_000; scenario.run_ms = 6000;
+        scenario.strangers = 4;
+        scenario.streams = 1 + seed % 3;
+        scenario.messages = 300;
+        scenario.pause_us = 3000;
+        scenario.hold_us = 20_000;
+        scenario.run_ms = 6000;
     }
     match run(&scenario) {
         Ok(account) => account,

@@ -42,6 +42,7 @@ struct Request {
     origin: Origin,
     ownership: i64,
     read: Snapshot,
+    epoch: Option<crate::ids::Epoch>,
     rows: Vec<Body>,
     row_stream: Vec<u32>,
     streams: Vec<Stream>,
@@ -67,6 +68,7 @@ impl Request {
             origin: request.origin,
             ownership: request.ownership,
             read: request.read.clone(),
+            epoch: request.epoch,
             rows,
             row_stream: request.row_stream.to_vec(),
             streams,
@@ -202,6 +204,7 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
+    let is_other_life = request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
     let (owned, segment, foreign) = {
         let snapshot = tx.snapshot();
         let database = tx.database();
@@ -209,7 +212,7 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
         (
             instance.is_some_and(|of| of.alive && of.ownership == request.ownership),
             database.current_segment(&snapshot),
-            is_foreign(&database, &request.read, &snapshot),
+            is_foreign(&database, &request.read, &snapshot) || is_other_life,
         )
     };
     tx.pause().await?;
