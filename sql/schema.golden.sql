@@ -1,3 +1,4 @@
+-- What pg_dump shows of a fresh schema. Written by tests/it/schema.rs with CORELANE_UPDATE_GOLDEN=1, never by hand.
 CREATE SCHEMA corelane;
 
 CREATE FUNCTION corelane.check_installation(OUT fits boolean, OUT why_not text, OUT partition_count integer, OUT generation integer) RETURNS record
@@ -669,7 +670,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.settle(p_incarnation integer, p_shard smallint, p_ownership bigint, p_cursor pg_snapshot, p_park_lane uuid[], p_park_destination text[], p_park_partition integer[], p_park_seq bigint[], p_park_attempts integer[], p_park_reason smallint[], p_park_error text[], p_park_error_cut boolean[], p_park_due_in_ms bigint[], p_spill_lane uuid[], p_spill_destination text[], p_spill_partition integer[], p_spill_seq bigint[], p_spill_version bigint[], p_drained_lane uuid[], p_drained_destination text[], p_drained_partition integer[], p_drained_seq bigint[], p_dead_lane uuid[], p_dead_destination text[], p_dead_partition integer[], p_dead_seq bigint[], p_dead_version bigint[], p_dead_attempts integer[], p_dead_reason smallint[], p_dead_error text[], p_dead_error_cut boolean[], p_unpark_lane uuid[], p_unpark_destination text[], p_unpark_partition integer[], OUT fenced boolean, OUT epoch uuid, OUT unparked boolean[]) RETURNS record
+CREATE FUNCTION corelane.settle(p_incarnation integer, p_shard smallint, p_ownership bigint, p_epoch uuid, p_cursor pg_snapshot, p_park_lane uuid[], p_park_destination text[], p_park_partition integer[], p_park_seq bigint[], p_park_attempts integer[], p_park_reason smallint[], p_park_error text[], p_park_error_cut boolean[], p_park_due_in_ms bigint[], p_spill_lane uuid[], p_spill_destination text[], p_spill_partition integer[], p_spill_seq bigint[], p_spill_version bigint[], p_drained_lane uuid[], p_drained_destination text[], p_drained_partition integer[], p_drained_seq bigint[], p_dead_lane uuid[], p_dead_destination text[], p_dead_partition integer[], p_dead_seq bigint[], p_dead_version bigint[], p_dead_attempts integer[], p_dead_reason smallint[], p_dead_error text[], p_dead_error_cut boolean[], p_unpark_lane uuid[], p_unpark_destination text[], p_unpark_partition integer[], OUT fenced boolean, OUT epoch uuid, OUT unparked boolean[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -699,6 +700,9 @@ begin
         epoch := "corelane".wh_epoch_token();
     end if;
     unparked := '{}';
+    if p_epoch <> epoch then
+        return;
+    end if;
 
     if v_only_cursor then
         perform set_config('synchronous_commit', 'off', true);
@@ -868,7 +872,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
+CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -931,10 +935,11 @@ begin
         raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
     end if;
     owned := v_owned;
-    is_foreign := v_foreign;
     if epoch is null then
         epoch := "corelane".wh_epoch_token();
     end if;
+    v_foreign := v_foreign or coalesce(p_epoch <> epoch, false);
+    is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
         select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
