@@ -50,8 +50,8 @@ declare
     v_refused int4[];
     v_segment int2;
     v_owned bool;
-    v_given_up bool;
     v_foreign bool;
+    v_given_up bool;
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
@@ -89,15 +89,15 @@ begin
     select (select e.token from @schema@.wh_epoch e),
         coalesce((select i.state = 0 and i.ownership = p_ownership from @schema@.wh_instance i
             where i.number = p_incarnation), false),
-        (select i.given_up[p_shard + 1] >= p_flush from @schema@.wh_instance i where i.number = p_incarnation),
         (select s.current from @schema@.wh_segment s),
+        exists (select from @schema@.wh_flush_given_up g
+            where g.incarnation = p_incarnation and g.shard = p_shard and g.flush_number >= p_flush),
         exists (select from @schema@.wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from @schema@.wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, v_owned, v_given_up, v_segment, v_foreign;
+    into epoch, v_owned, v_segment, v_given_up, v_foreign;
     if v_given_up then
-        raise exception 'flush % was given up: its sender has looked it up and sent its messages again', p_flush
-            using errcode = 'CL006';
+        raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
     end if;
     owned := v_owned;
     if epoch is null then

@@ -33,7 +33,6 @@ create table @schema@.wh_instance (
     number int4 primary key generated always as identity,
     shards int4 not null default 1 check (shards between 1 and 1024),
     state int2 not null default 0 check (state in (0, 1, 2)), -- alive, dead, stopped
-    given_up int8[] not null default '{}', -- by shard + 1: flushes up to this number that are not there never come
     service_name text not null check (octet_length(service_name) between 1 and 255),
     instance_name text not null check (octet_length(instance_name) between 1 and 255)
 );
@@ -164,6 +163,16 @@ create table @schema@.wh_cursor (
     shard int2 not null,
     resolved pg_snapshot not null,
     primary key (incarnation, shard, number)
+);
+
+-- A shard's newest flush that was looked up after a lost connection and not found. Its call may not have reached the
+-- server yet: when it does, it is refused, since its rows have been sent again.
+create table @schema@.wh_flush_given_up (
+    flush_number int8 not null,
+    given_up_at timestamptz not null default clock_timestamp(),
+    incarnation int4 not null,
+    shard int2 not null,
+    primary key (incarnation, shard)
 );
 
 -- What is resolved for a partition: the union of both snapshots (wh_snapshot_union).

@@ -6,11 +6,13 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 
+mod bad_input;
 mod cli;
 mod connect;
 mod dump;
 mod engine;
 mod install;
+mod ordered_stream_processor;
 mod outbox_kit;
 mod partition;
 mod rebase;

@@ -106,15 +106,7 @@ impl Coordination for ModelCoordination {
                     database.next_instance
                 };
                 let lease_until = tx.model.clock().plus_ms(lease_ms);
-                let instance = Instance {
-                    id,
-                    counter: 0,
-                    ownership: 0,
-                    lease_until,
-                    shards,
-                    alive: true,
-                    given_up: Default::default(),
-                };
+                let instance = Instance { id, counter: 0, ownership: 0, lease_until, shards, alive: true };
                 tx.try_lock_for(session, Key::Alive(number));
                 tx.effect(move |database| {
                     database.instances.insert(number, instance);

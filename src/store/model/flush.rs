@@ -203,16 +203,18 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
         return Ok(StoreReply::Busy { stream_id: busy });
     }
     tx.pause().await?;
+    let given_up = tx.database().given_up.get(&(number, request.origin.shard)).copied();
+    if given_up.is_some_and(|flush| flush >= request.origin.flush_number)
+        && !mutants::active(Mutant::LookUpWithoutLocks)
+    {
+        return Err(StoreError::Refused { sqlstate: "CL004".into(), text: "looked up, and given up".into() });
+    }
     let epoch = tx.model.epoch();
     let is_other_life = request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
     let (owned, segment, foreign) = {
         let snapshot = tx.snapshot();
         let database = tx.database();
         let instance = database.instances.get(&number);
-        let given_up = instance.and_then(|of| of.given_up.get(&request.origin.shard));
-        if given_up.is_some_and(|given_up| *given_up >= request.origin.flush_number) {
-            return Err(StoreError::Refused { sqlstate: "CL006".into(), text: "the flush was given up".into() });
-        }
         (
             instance.is_some_and(|of| of.alive && of.ownership == request.ownership),
             database.current_segment(&snapshot),
@@ -368,43 +370,43 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
-    if let Some(found) = find_in_log(&tx, epoch, origin, &streams, since) {
-        return Ok(Some(found));
-    }
-    if !tx.database().instances.get(&number).is_some_and(|of| of.alive) {
-        // Its successors may have published what it stored, and a rotation may have truncated it.
-        let text = "whether the flush was stored cannot be told any more".into();
-        return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
-    }
-    // The request may still be on its way, or wait for a lock before this one: it must not come later.
-    tx.effect(move |database| {
-        if let Some(of) = database.instances.get_mut(&number) {
-            let given_up = of.given_up.entry(shard).or_insert(0);
-            *given_up = origin.flush_number.max(*given_up);
-        }
-    });
-    tx.commit().await?;
-    Ok(None)
-}
-
-fn find_in_log(tx: &Tx, epoch: crate::ids::Epoch, origin: Origin, streams: &[Uuid], since: u64) -> Option<Stored> {
-    let flush = Some((origin.incarnation.number, origin.shard, origin.flush_number));
     let snapshot = tx.snapshot();
-    let database = tx.database();
-    let mut rows: Vec<&Log> = database
-        .segments
-        .iter()
-        .flat_map(|segment| &segment.log)
-        .filter(|log| log.flush == flush && log.xid >= since && snapshot.contains(log.xid))
-        .collect();
-    rows.sort_by_key(|log| log.position);
-    let first = rows.first()?;
+    let rows: Vec<Log> = {
+        let database = tx.database();
+        let of_flush = |log: &&Log| log.flush == Some((number, shard, origin.flush_number));
+        let mut rows: Vec<Log> = database
+            .segments
+            .iter()
+            .flat_map(|segment| &segment.log)
+            .filter(of_flush)
+            .filter(|log| log.xid >= since && snapshot.contains(log.xid))
+            .cloned()
+            .collect();
+        rows.sort_by_key(|log| log.position);
+        rows
+    };
+    let Some(first) = rows.first() else {
+        if !tx.database().instances.get(&number).is_some_and(|of| of.alive) {
+            // Its successors may have published what it stored, and a rotation may have truncated it.
+            let text = "whether the flush was stored cannot be told any more".into();
+            return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
+        }
+        // Its call may arrive yet.
+        tx.xid();
+        tx.wrote();
+        tx.effect(move |database| {
+            let newest = database.given_up.entry((number, shard)).or_default();
+            *newest = origin.flush_number.max(*newest);
+        });
+        tx.commit().await?;
+        return Ok(None);
+    };
     let before: BTreeMap<Uuid, LastNumbers> = first.before.iter().copied().collect();
     let looked_up = streams
         .iter()
         .map(|stream| before.get(stream).copied().unwrap_or(LastNumbers { seq: 0, version: 0 }))
         .collect();
-    Some(Stored {
+    Ok(Some(Stored {
         xid: first.xid,
         epoch,
         position: first.position,
@@ -412,7 +414,7 @@ fn find_in_log(tx: &Tx, epoch: crate::ids::Epoch, origin: Origin, streams: &[Uui
         // Nobody looked whether another had stored before it.
         foreign: true,
         looked_up: Some(looked_up),
-    })
+    }))
 }
 
 impl Database {
