@@ -211,7 +211,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
 
 /// Small pages of one snapshot give the same rows in the same order as one large page.
 async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
-    let mut paged = reader.at_the_start();
+    let mut paged = reader.begin();
     let mut rows = Vec::new();
     let mut pages = 0;
     loop {
@@ -226,11 +226,11 @@ async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
         }
     }
     assert!(pages > 3, "{pages} pages");
-    let whole = store.claim_work(&reader.at_the_start().claim(&[], 100)).await.unwrap();
+    let whole = store.claim_work(&reader.begin().claim(&[], 100)).await.unwrap();
     assert_eq!(rows, story(&whole.rows));
     assert_eq!(rows.len(), 4 + 3 + 3 + 1);
 
-    let mut half = reader.at_the_start();
+    let mut half = reader.begin();
     half.held.retain(|partition| partition % 2 == 0);
     let claimed = store.claim_work(&half.claim(&[], 100)).await.unwrap();
     assert!(claimed.rows.partition.iter().all(|partition| partition % 2 == 0));
