@@ -77,10 +77,12 @@ where
                         std::thread::yield_now();
                     }
                     // Long enough for the consumer to have gone to sleep again.
-                    while one_at_a_time {
-                        std::thread::sleep(Duration::from_micros(100));
-                        if arrived.load(Ordering::Acquire) >= next {
-                            break;
+                    if one_at_a_time {
+                        loop {
+                            std::thread::sleep(Duration::from_micros(100));
+                            if arrived.load(Ordering::Acquire) >= next {
+                                break;
+                            }
                         }
                     }
                 }
