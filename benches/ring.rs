@@ -77,13 +77,8 @@ where
                         std::thread::yield_now();
                     }
                     // Long enough for the consumer to have gone to sleep again.
-                    if one_at_a_time {
-                        loop {
-                            std::thread::sleep(Duration::from_micros(100));
-                            if arrived.load(Ordering::Acquire) >= next {
-                                break;
-                            }
-                        }
+                    while one_at_a_time && arrived.load(Ordering::Acquire) < next {
+                        std::thread::sleep(Duration::from_micros(100));
                     }
                 }
                 push
