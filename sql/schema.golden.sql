@@ -279,6 +279,11 @@ begin
     from "corelane".wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
     if v_xid is null then
+        if not exists (select from "corelane".wh_instance i where i.number = p_incarnation and i.state = 0) then
+            -- Its successors may have published what it stored, and a rotation may have truncated it.
+            raise exception 'whether flush % of incarnation % was stored cannot be told any more: the incarnation has ended',
+                p_flush, p_incarnation using errcode = 'CL005';
+        end if;
         insert into "corelane".wh_flush_given_up as g (flush_number, incarnation, shard)
         values (p_flush, p_incarnation, p_shard)
         on conflict (incarnation, shard) do update

@@ -96,7 +96,7 @@ pub struct LeaseCell {
 }
 
 impl LeaseCell {
-    /// A run that ends by this moment may start.
+    /// A run may start before this moment: the lease's end less the margin, which holds the transport's time limit.
     #[must_use]
     pub fn deadline(&self) -> Tick {
         Tick(self.deadline_us.load(Ordering::Acquire))

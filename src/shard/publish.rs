@@ -1,7 +1,8 @@
 //! The publish loop: ready lanes become runs, runs come back with outcomes.
 //!
 //! Invariants
-//! - A run starts only if it can end, by the transport's time limit, before the lease does.
+//! - A run starts only before the lease's end less its margin, and the margin holds the transport's time limit and a
+//!   second: whatever was started has ended before the lease does.
 //! - A stream stops at its first failure; the others go on.
 //! - A destination that is not ready or asks to slow down counts no attempt: its lanes keep their order and
 //!   one probe goes out after its own short backoff.
@@ -47,7 +48,7 @@ impl State {
         if !self.loaded || self.lanes.ready_count() == 0 || self.runs_in_flight >= self.settings.publish_in_flight_max {
             return Err(Tick::NEVER);
         }
-        if now.plus_ms(self.settings.publish_timeout_ms) >= lease {
+        if now >= lease {
             // The lease keeper renews every quarter of the lease; look again soon.
             return Err(now.plus_ms(20));
         }

@@ -54,7 +54,7 @@ pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &
     let mut reader = Reader::new(a, &taken);
     let first = a_flush_is_numbered_and_claimed(store, &mut reader, partition_count).await;
     numbers_are_never_given_twice(store, &mut reader, partition_count).await;
-    a_flush_is_found_after_its_answer_was_lost(store, &reader, &first).await;
+    a_flush_is_found_after_its_answer_was_lost(store, &reader, &first, partition_count).await;
     a_foreign_row_is_seen(store, &mut reader, partition_count).await;
     what_stems_from_another_life_is_void(store, &mut reader, partition_count).await;
     a_page_is_cut_by_position(store, &reader).await;
@@ -139,15 +139,18 @@ async fn numbers_are_never_given_twice<S: Store>(store: &S, reader: &mut Reader,
     reader.position = claimed.position;
 }
 
-async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader: &Reader, first: &Stored) {
+/// One that is not found never comes: its request may still be on its way.
+async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader: &Reader, first: &Stored, count: u32) {
     let found = store.find_flush(reader.origin(1), &[id(10)], first.xid).await.unwrap().unwrap();
     assert_eq!((found.xid, found.position, found.owned), (first.xid, first.position, true));
     assert_eq!(found.looked_up, first.looked_up);
     assert_eq!(found.epoch, first.epoch);
-    for absent in [3, 99] {
-        let found = store.find_flush(reader.origin(absent), &[id(10)], first.xid).await.unwrap();
-        assert_eq!(found, None, "flush {absent} was not committed");
-    }
+    let absent = store.find_flush(reader.origin(3), &[id(10)], first.xid).await.unwrap();
+    assert_eq!(absent, None, "it was not committed");
+    let mut late = Flush::new(reader, 3, count);
+    late.push(Some(id(13)), true, &["x"]);
+    let late = store.store_outbox_messages(&late.request(reader)).await;
+    assert!(matches!(late, Err(StoreError::Refused { .. })), "given up: {late:?}");
 }
 
 /// A row that no owner wrote makes the next flush look up, until it has been read.
@@ -191,7 +194,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
     assert!(flush.foreign && flush.epoch != other);
     assert_eq!(flush.looked_up, Some(vec![LastNumbers { seq: 8, version: 5 }]));
 
-    let far = Snapshot::new(1 << 40, Vec::new());
+    let far = Snapshot::new((1 << 40) + 3, Vec::new());
     let cursor = SettleRequest {
         ownership: reader.ownership,
         epoch: Some(other),
@@ -208,7 +211,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
 
 /// Small pages of one snapshot give the same rows in the same order as one large page.
 async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
-    let mut paged = reader.from_the_start();
+    let mut paged = reader.begin();
     let mut rows = Vec::new();
     let mut pages = 0;
     loop {
@@ -223,11 +226,11 @@ async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
         }
     }
     assert!(pages > 3, "{pages} pages");
-    let whole = store.claim_work(&reader.from_the_start().claim(&[], 100)).await.unwrap();
+    let whole = store.claim_work(&reader.begin().claim(&[], 100)).await.unwrap();
     assert_eq!(rows, story(&whole.rows));
     assert_eq!(rows.len(), 4 + 3 + 3 + 1);
 
-    let mut half = reader.from_the_start();
+    let mut half = reader.begin();
     half.held.retain(|partition| partition % 2 == 0);
     let claimed = store.claim_work(&half.claim(&[], 100)).await.unwrap();
     assert!(claimed.rows.partition.iter().all(|partition| partition % 2 == 0));
@@ -369,7 +372,7 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
     assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
-    let late = SettleRequest { cursor: Some(Snapshot::new(1 << 40, Vec::new())), ..SettleRequest::default() };
+    let late = SettleRequest { cursor: Some(Snapshot::new((1 << 40) + 3, Vec::new())), ..SettleRequest::default() };
     assert_eq!(store.settle(a, &late).await.unwrap(), SettleReply::Fenced);
 
     let taken = keeper_b.take_partitions(b).await.unwrap().unwrap();

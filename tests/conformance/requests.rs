@@ -28,7 +28,7 @@ impl Reader {
         }
     }
 
-    pub fn from_the_start(&self) -> Self {
+    pub fn begin(&self) -> Self {
         Self {
             incarnation: self.incarnation,
             ownership: self.ownership,

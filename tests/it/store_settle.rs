@@ -271,7 +271,7 @@ async fn a_taker_waits_for_settlements_under_way() {
     let lists = ["'{}'"; 30].join(",");
     under_way
         .query(
-            &format!("select fenced from settle($1, 0::int2, $2, $3::text::pg_snapshot, {lists})"),
+            &format!("select fenced from settle($1, 0::int2, $2, null, $3::text::pg_snapshot, {lists})"),
             &[&owner.incarnation.number, &owner.taken.ownership, &cursor],
         )
         .await
@@ -307,7 +307,7 @@ async fn only_a_lone_cursor_commits_without_waiting_for_the_disk() {
     let call = |spilled: &str| {
         let (park, rest) = (["'{}'"; 9].join(","), ["'{}'"; 16].join(","));
         let number = owner.incarnation.number;
-        format!("select settle({number}, 0::int2, 1, '9:9:', {park}, {spilled}, {rest})")
+        format!("select settle({number}, 0::int2, 1, null, '9:9:', {park}, {spilled}, {rest})")
     };
     let none = "'{}','{}','{}','{}','{}'";
     let some = format!("array['{}'::uuid],'{{x}}','{{1}}','{{1}}','{{1}}'", Uuid::now_v7());

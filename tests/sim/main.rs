@@ -4,6 +4,8 @@
 //! `CORELANE_SIM_SEED=n` replays one seed (`CORELANE_SIM_TRACE=1` prints every event), `CORELANE_SIM_SEEDS=n`
 //! runs that many, from `CORELANE_SIM_FIRST` on.
 
+#![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
+
 #[path = "../conformance/mod.rs"]
 mod conformance;
 
