@@ -209,6 +209,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         if let Err(StoreError::ConnectionLost(reason)) = answer {
             answer = match self.look_up(origin, &columns.stream_id, &reason).await {
                 Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
+                Ok(None) if self.was_met(&batches) => {
+                    // Its log row is truncated by now, and with it what is known of its numbers.
+                    let text = "the connection was lost at the commit: the messages are stored, their numbers unknown";
+                    unknown = Some(StoreError::ConnectionLost(text.into()));
+                    Err(StoreError::ConnectionLost(reason))
+                }
                 Ok(None) => Err(StoreError::ConnectionLost(reason)),
                 Err(error) => {
                     let text = format!("{error}; whether the messages were stored is not known");
@@ -254,6 +260,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
         state.fed_meanwhile.clear();
+        state.met_meanwhile.clear();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();
@@ -297,6 +304,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
             }
         }
+    }
+
+    /// Whether the claim has come by a message of the flush, which therefore is stored.
+    fn was_met(&self, batches: &[Arc<Rows>]) -> bool {
+        let state = self.state.borrow();
+        let met: HashSet<Uuid> = state.met_meanwhile.iter().copied().collect();
+        !met.is_empty() && batches.iter().any(|rows| rows.message_id.iter().any(|id| met.contains(id)))
     }
 
     /// Waits for the signal or the moment.
