@@ -26,3 +26,8 @@ pub use error::{Error, Result};
 pub use message::{Command, Event, Message, RawMessage, Wishes};
 pub use seam::transport::{OutgoingBatch, OutgoingMessage, PublishOutcome, Transport, TransportLimits};
 pub use transport::memory::MemoryTransport;
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
