@@ -4,6 +4,8 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
 mod cli;
+mod cases_bytes;
+mod cases_order;
 mod connect;
 mod dump;
 mod engine;

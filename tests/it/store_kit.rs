@@ -29,7 +29,7 @@ pub const PARTITIONS: u32 = 16;
 pub struct Dial(pub String);
 
 impl Connect for Dial {
-    fn connect(&self) -> Connecting {
+    fn connect(&self) -> Connecting<'_> {
         let url = self.0.clone();
         Box::pin(async move {
             let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
