@@ -27,7 +27,7 @@ pub use message::{Command, Event, Message, RawMessage, Wishes};
 pub use seam::transport::{OutgoingBatch, OutgoingMessage, PublishOutcome, Transport, TransportLimits};
 pub use transport::memory::MemoryTransport;
 
-/// The README's example, compiled.
+/// The README's example is a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+pub struct Readme;

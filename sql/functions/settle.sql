@@ -1,6 +1,8 @@
 -- settle: a shard's outcomes. One transaction: what did not go well is beside the log or in the dead letters when
 -- the cursor passes it. All of it can be sent twice.
--- in: p_incarnation, p_shard, p_ownership (the set of partitions the cursor was made for), p_cursor (or null)
+-- in: p_incarnation, p_shard, p_ownership (the set of partitions the cursor was made for), p_epoch (the life of the
+--         server all of it stems from: in another one, whose transaction ids mean others, nothing is written and
+--         the answer names it; null: any), p_cursor (or null)
 --     park: lanes that wait (due in milliseconds from now by the database's clock); the last of two wins
 --     spill: references to keep beside the log; the body of a message of wh_outbox is copied. Their lanes are
 --         parked, due now, if they are not
@@ -13,7 +15,7 @@
 -- durability: a cursor alone commits asynchronously (a lost one costs copies, not messages), everything else waits
 -- cost: one statement a kind that is present
 create or replace function @schema@.settle(
-    p_incarnation int4, p_shard int2, p_ownership int8, p_cursor pg_snapshot,
+    p_incarnation int4, p_shard int2, p_ownership int8, p_epoch uuid, p_cursor pg_snapshot,
     p_park_lane uuid[], p_park_destination text[], p_park_partition int4[], p_park_seq int8[], p_park_attempts int4[],
     p_park_reason int2[], p_park_error text[], p_park_error_cut bool[], p_park_due_in_ms int8[],
     p_spill_lane uuid[], p_spill_destination text[], p_spill_partition int4[], p_spill_seq int8[],
@@ -52,6 +54,9 @@ begin
         epoch := @schema@.wh_epoch_token();
     end if;
     unparked := '{}';
+    if p_epoch <> epoch then
+        return;
+    end if;
 
     if v_only_cursor then
         perform set_config('synchronous_commit', 'off', true);

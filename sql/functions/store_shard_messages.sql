@@ -1,7 +1,8 @@
 -- store_shard_messages: a shard's flush. One call, one transaction, one commit; the owner's door (callers in any
 -- language use store_outbox_messages).
 -- in: who writes: p_incarnation, p_shard, p_flush (never given twice in the incarnation), p_ownership
---     what the shard's reader has read: p_read_xmax, p_read_listed
+--     what the shard's reader has read: p_read_xmax, p_read_listed, in the life p_epoch of the server (null: any);
+--         in another one the transaction ids mean others, and there is taken to be another writer
 --     p_partitions: partitions of all rows, ascending, without doubles
 --     streams: p_stream_id, p_stream_partition, p_stream_last_seq, p_stream_last_version (0 where unknown), and
 --         p_known: whether all of them are known
@@ -24,7 +25,7 @@
 --     column, which `from unnest(…)` has: 10 to 25 % less CPU.
 create or replace function @schema@.store_shard_messages(
     p_incarnation int4, p_shard int2, p_flush int8, p_ownership int8,
-    p_read_xmax int8, p_read_listed int8[],
+    p_read_xmax int8, p_read_listed int8[], p_epoch uuid,
     p_partitions int4[],
     p_stream_id uuid[], p_stream_partition int4[], p_stream_last_seq int8[], p_stream_last_version int8[],
     p_known bool, p_events int4, p_messages int4,
@@ -50,6 +51,7 @@ declare
     v_segment int2;
     v_owned bool;
     v_foreign bool;
+    v_given_up bool;
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
@@ -88,15 +90,21 @@ begin
         coalesce((select i.state = 0 and i.ownership = p_ownership from @schema@.wh_instance i
             where i.number = p_incarnation), false),
         (select s.current from @schema@.wh_segment s),
+        exists (select from @schema@.wh_flush_given_up g
+            where g.incarnation = p_incarnation and g.shard = p_shard and g.flush_number >= p_flush),
         exists (select from @schema@.wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from @schema@.wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, v_owned, v_segment, v_foreign;
+    into epoch, v_owned, v_segment, v_given_up, v_foreign;
+    if v_given_up then
+        raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
+    end if;
     owned := v_owned;
-    is_foreign := v_foreign;
     if epoch is null then
         epoch := @schema@.wh_epoch_token();
     end if;
+    v_foreign := v_foreign or coalesce(p_epoch <> epoch, false);
+    is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
         select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),

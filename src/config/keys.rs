@@ -203,7 +203,7 @@ keys! {
     }
     /// Units of work in the caller's memory.
     unit: Unit {
-        bytes_max: usize = 1_073_741_824, "bytes", whole(65_536, 68_719_476_736, ""), "",
+        bytes_max: usize = 1_073_741_824, "bytes", whole(65_536, 3_221_225_472, "offsets in a batch have 32 bits"), "",
             "a unit of work commits whole, so it is held whole until then; beyond this a push is refused";
     }
 }

@@ -8,7 +8,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 use futures_util::FutureExt;
@@ -22,6 +22,8 @@ const HEADER_BYTES: usize = 512;
 
 struct Job {
     run: Box<PublishRun>,
+    /// When the shard handed it over: its time counts from then, as the shard's look at the lease does.
+    handed_over: Instant,
     back: oneshot::Sender<Box<PublishRun>>,
 }
 
@@ -58,7 +60,8 @@ impl Bridge {
             let (jobs, transport, limits) = (jobs.clone(), transport.clone(), limits.clone());
             runtime.spawn(async move {
                 while let Ok(mut job) = jobs.recv_async().await {
-                    publish(&*transport, &limits, &mut job.run, timeout).await;
+                    let left = timeout.saturating_sub(job.handed_over.elapsed());
+                    publish(&*transport, &limits, &mut job.run, left).await;
                     // A shard that has ended does not mind.
                     let _ = job.back.send(job.run);
                 }
@@ -89,17 +92,20 @@ impl Publisher for BridgePublisher {
     fn publish(&self, run: Box<PublishRun>) -> impl Future<Output = Box<PublishRun>> + 'static {
         let (back, answer) = oneshot::channel();
         let destination = run.destination;
-        let sent = self.jobs.try_send(Job { run, back });
+        let sent = self.jobs.try_send(Job { run, handed_over: Instant::now(), back });
         async move {
-            let refused = match sent {
-                Ok(()) => match answer.await {
-                    Ok(run) => return run,
-                    Err(_) => None,
-                },
-                Err(flume::TrySendError::Full(job) | flume::TrySendError::Disconnected(job)) => Some(job.run),
-            };
-            // The bridge has gone: nobody can say what became of the run, if it was handed over.
-            refused.unwrap_or_else(|| Box::new(PublishRun { destination, items: Vec::new(), outcomes: Vec::new() }))
+            match sent {
+                // Gone under way: nobody can say what became of the run.
+                Ok(()) => answer
+                    .await
+                    .unwrap_or_else(|_| Box::new(PublishRun { destination, items: Vec::new(), outcomes: Vec::new() })),
+                Err(flume::TrySendError::Full(job) | flume::TrySendError::Disconnected(job)) => {
+                    let mut run = job.run;
+                    run.outcomes.clear();
+                    run.outcomes.resize(run.items.len(), PublishOutcome::NotReady);
+                    run
+                }
+            }
         }
     }
 }
@@ -135,6 +141,11 @@ async fn publish(transport: &dyn Transport, limits: &TransportLimits, run: &mut 
     let fits = count <= limits.batch_rows_max && bytes <= limits.batch_bytes_max.min(limits.message_bytes_max);
     let mut outcomes = std::mem::take(&mut run.outcomes);
     outcomes.clear();
+    if timeout.is_zero() {
+        outcomes.resize(count, PublishOutcome::NotReady);
+        run.outcomes = outcomes;
+        return;
+    }
     if fits {
         guarded(transport, run, &mut outcomes, timeout).await;
         outcomes.truncate(count);
@@ -174,6 +185,13 @@ async fn publish(transport: &dyn Transport, limits: &TransportLimits, run: &mut 
             next += 1;
         }
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        if left.is_zero() {
+            decided[part.first().copied().unwrap_or(next)..]
+                .iter_mut()
+                .filter(|outcome| outcome.is_none())
+                .for_each(|outcome| *outcome = Some(PublishOutcome::NotReady));
+            break;
+        }
         if !part.is_empty() {
             outcomes.clear();
             guarded(transport, &Part { run, indexes: &part }, &mut outcomes, left).await;
@@ -182,7 +200,7 @@ async fn publish(transport: &dyn Transport, limits: &TransportLimits, run: &mut 
                 stopped |= limits.ordered_atomic_batches && decided[*at] != Some(PublishOutcome::Accepted);
             }
         }
-        if stopped || left.is_zero() {
+        if stopped {
             decided[next..].fill(Some(PublishOutcome::NotReady));
             break;
         }
@@ -203,14 +221,23 @@ async fn guarded(
     outcomes: &mut Vec<PublishOutcome>,
     timeout: Duration,
 ) {
-    let call = AssertUnwindSafe(transport.publish(batch, outcomes)).catch_unwind();
-    let text = match tokio::time::timeout(timeout, call).await {
+    // Everything of the transport's is inside: the call itself, its future, and that future's end on a time-out.
+    let call = async { tokio::time::timeout(timeout, transport.publish(batch, outcomes)).await };
+    let text = match AssertUnwindSafe(call).catch_unwind().await {
         Ok(Ok(())) => return,
-        Ok(Err(_)) => "the transport panicked".to_owned(),
-        Err(_) => format!("no answer of the transport within {} ms", timeout.as_millis()),
+        Ok(Err(_)) => format!("no answer of the transport within {} ms", timeout.as_millis()),
+        Err(panic) => format!("the transport panicked: {}", panic_text(panic.as_ref())),
     };
     tracing::warn!(transport = transport.name(), destination = batch.destination(), rows = batch.len(), %text, "publish");
     while outcomes.len() < batch.len() {
         outcomes.push(PublishOutcome::Unknown { text: text.clone() });
     }
 }
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,13 +5,12 @@
 //!   was restored and not rebased.
 //! - If a part cannot be started, those that were are ended again.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::bridge::Bridge;
 use super::router::Router;
-use super::threads::{KeeperMain, ShardMain, Threads, handle};
+use super::threads::{KeeperMain, Life, ShardMain, Starting, ThreadClock, Threads, handle};
 use super::{Engine, Shared};
 use crate::batch::Pool;
 use crate::config::Config;
@@ -85,11 +84,14 @@ impl Builder {
             return Err(Error::Config("database.url: must be set".to_owned()));
         }
         let refused = |error: crate::store::connect::TargetError| Error::Config(format!("database.url: {error}"));
-        let target = ConnectTarget::parse(&config.database.url).map_err(refused)?;
+        let connect_limit = Duration::from_millis(config.database.connect_timeout_ms);
+        let target = ConnectTarget::parse(&config.database.url).map_err(refused)?.or_connect_timeout(connect_limit);
         let schema = SchemaName::new(&config.database.schema)?;
         let lease_quarter_ms = config.lease.ttl_ms / 4;
         let settings = ConnectPlan::settings(schema.name(), "engine", lease_quarter_ms, lease_quarter_ms);
         let connect = ConnectPlan::new(target, settings).map_err(refused)?;
+        let times = LeaseTimes::new(config.lease.ttl_ms, config.lease.margin_ms, config.publish.timeout_ms)
+            .map_err(Error::Config)?;
         prepare(&connect, &schema, &config, self.migrate).await?;
 
         let cores = if config.shards.cores.is_empty() { affinity::usable_cores() } else { config.shards.cores.clone() };
@@ -111,11 +113,13 @@ impl Builder {
         let lease = Arc::new(LeaseCell::default());
         let mut handles = Vec::with_capacity(count);
         let mut running = Vec::with_capacity(count);
+        let mut starting = Starting::default();
         for index in 0..count {
             let (sender, receiver) = Ring::<Arrival>::new(config.ring.rows_max.min(RING_ENTRIES_MAX) + CONTROL_ENTRIES);
             let core = (!cores.is_empty()).then(|| cores[index % cores.len()]);
             let metrics = Arc::new(ShardMetrics::default());
             let budget = Arc::new(Budget::default());
+            let clock = Arc::new(ThreadClock::default());
             let main = ShardMain {
                 connect: connect.clone(),
                 schema: schema.clone(),
@@ -126,12 +130,13 @@ impl Builder {
                 metrics: metrics.clone(),
                 pool: pool.clone(),
                 settings: settings_of(&config, index, count),
+                clock: clock.clone(),
             };
             let plan =
                 ThreadPlan { kind: decision.kind, core, name: format!("corelane-{index}"), metrics: metrics.clone() };
-            // Shards started before end when their rings' senders go.
+            starting.rings.push(sender.clone());
             running.push(thread::start(plan, main).map_err(|error| cannot_start("a shard", &error))?);
-            handles.push(handle(sender, budget, metrics, core));
+            handles.push(handle(sender, budget, metrics, core, clock));
         }
         let (stop_keeper, stop) = tokio::sync::watch::channel(false);
         let keeper = KeeperMain {
@@ -144,8 +149,7 @@ impl Builder {
             schema: schema.clone(),
             service_name: config.service.name.clone(),
             instance_name: instance_name(&config),
-            times: LeaseTimes::new(config.lease.ttl_ms, config.lease.margin_ms, config.publish.timeout_ms)
-                .map_err(Error::Config)?,
+            times,
             owns,
             lease,
             shards: handles.iter().map(|shard| (shard.ring.clone(), shard.held.clone())).collect(),
@@ -166,11 +170,15 @@ impl Builder {
             router,
             shards: handles,
             pool,
+            bulk_turns: tokio::sync::Semaphore::new(super::bulk::UNDER_WAY_MAX),
             runtime: decision,
-            stopped: AtomicBool::new(false),
+            stopped: tokio::sync::watch::Sender::new(false),
         });
         let threads = Threads { shards: running, keeper, stop_keeper, bridge };
-        Ok(Engine { shared, threads: Arc::new(Mutex::new(Some(threads))) })
+        // All of it runs: it ends with its handles from here on.
+        starting.rings.clear();
+        let life = Arc::new(Life { shared: shared.clone(), threads: Mutex::new(Some(threads)) });
+        Ok(Engine { shared, life })
     }
 }
 

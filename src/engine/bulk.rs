@@ -2,14 +2,20 @@
 //!
 //! Invariants
 //! - All or nothing: one transaction.
-//! - After a connection lost at COMMIT the transaction's own status is asked for, until it is known.
+//! - With more than 256 streams all partitions are locked first, ascending, in one statement: two such units never
+//!   wait for each other in a circle.
+//! - After a connection lost at COMMIT the transaction's own status is asked for, never sent again blindly. Where
+//!   the server has crashed in between, transaction ids are given anew, so the answer is "not known".
+//! - At most [`UNDER_WAY_MAX`] at the same time; the others wait.
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_channel::oneshot;
+use tokio_postgres::Client;
+use uuid::Uuid;
 
+use super::unit::has_many_streams;
 use super::{Engine, Receipt, outbox};
 use crate::batch::Rows;
 use crate::error::{Error, Result};
@@ -20,22 +26,36 @@ use crate::seam::store::StoreError;
 use crate::store::connect::{Connect, ConnectPlan};
 use crate::store::schema_name::SchemaName;
 
+/// Large units of work under way at the same time: each has a thread and a connection.
+pub(super) const UNDER_WAY_MAX: usize = 4;
+/// How often one that met a deadlock, a lock time-out or a server without room is tried.
+const ATTEMPTS_MAX: u32 = 5;
 /// How long the fate of a transaction is asked for after a lost COMMIT.
 const LOOK_UPS: u32 = 100;
-const LOOK_UP_PAUSE_US: u64 = 100_000;
+const LOOK_UP_PAUSE_MS: u64 = 100;
 
 struct Commit {
     connect: ConnectPlan,
     schema: SchemaName,
     rows: Arc<Rows>,
+    call_timeout_ms: u64,
     answer: oneshot::Sender<Result<Vec<Receipt>>>,
 }
 
 /// Stores a batch that is one unit of work. Runs on a thread of its own: rare, and long.
 pub(super) async fn commit(engine: &Engine, rows: Arc<Rows>) -> Result<Vec<Receipt>> {
     engine.shared.check_running()?;
+    // The semaphore is never closed.
+    let _turn = engine.shared.bulk_turns.acquire().await.map_err(|_| Error::ShutDown)?;
+    engine.shared.check_running()?;
     let (answer, answered) = oneshot::channel();
-    let main = Commit { connect: engine.shared.connect.clone(), schema: engine.shared.schema.clone(), rows, answer };
+    let main = Commit {
+        connect: engine.shared.connect.clone(),
+        schema: engine.shared.schema.clone(),
+        rows,
+        call_timeout_ms: engine.shared.config.database.call_timeout_ms,
+        answer,
+    };
     let plan = ThreadPlan {
         kind: RuntimeKind::Tokio,
         core: None,
@@ -45,7 +65,7 @@ pub(super) async fn commit(engine: &Engine, rows: Arc<Rows>) -> Result<Vec<Recei
     thread::start(plan, main).map_err(|error| {
         Error::Store(StoreError::ConnectionLost(format!("no thread for a large unit of work: {error}")))
     })?;
-    answered.await.map_err(|_| Error::ShutDown)?
+    answered.await.map_err(|_| super::not_known())?
 }
 
 impl ThreadMain for Commit {
@@ -53,55 +73,125 @@ impl ThreadMain for Commit {
 
     async fn run<R: Dial>(self, runtime: R) {
         let connect: Rc<dyn Connect> = Rc::new(self.connect.on(runtime.clone()));
-        let result = store_all(&*connect, &runtime, &self.schema, &self.rows).await;
+        let door = BulkDoor { connect, runtime, schema: self.schema, call_timeout_ms: self.call_timeout_ms };
+        let result = door.store(&self.rows).await;
         let _ = self.answer.send(result.map_err(Error::Store));
     }
 }
 
-async fn store_all<R: Dial>(
-    connect: &dyn Connect,
-    runtime: &R,
-    schema: &SchemaName,
-    rows: &Rows,
-) -> std::result::Result<Vec<Receipt>, StoreError> {
-    let client = connect.connect().await?;
-    client.batch_execute("begin isolation level read committed").await?;
-    let receipts = outbox::store(&client, schema, rows).await?;
-    let xid: String = client.query_one("select pg_current_xact_id()::text", &[]).await?.try_get(0)?;
-    match client.batch_execute("commit").await.map_err(StoreError::from) {
-        Ok(()) => return Ok(receipts),
-        Err(StoreError::ConnectionLost(_)) => {}
-        Err(error) => return Err(error),
-    }
-    let mut last = StoreError::ConnectionLost("at COMMIT".to_owned());
-    for _ in 0..LOOK_UPS {
-        match status(connect, &xid).await {
-            Ok(Some(true)) => return Ok(receipts),
-            Ok(Some(false)) => {
-                return Err(StoreError::Transient {
-                    sqlstate: "08007".to_owned(),
-                    text: "the connection was lost and the transaction did not commit: nothing was stored".to_owned(),
-                });
-            }
-            Ok(None) => {}
-            Err(error) => last = error,
-        }
-        runtime.sleep_until(runtime.now().plus_us(LOOK_UP_PAUSE_US)).await;
-    }
-    Err(StoreError::ConnectionLost(format!(
-        "at COMMIT of transaction {xid}, and nobody could say for {:?} whether it took place: {last}",
-        Duration::from_micros(LOOK_UP_PAUSE_US) * LOOK_UPS
-    )))
+struct BulkDoor<R> {
+    connect: Rc<dyn Connect>,
+    runtime: R,
+    schema: SchemaName,
+    call_timeout_ms: u64,
 }
 
-/// Whether the transaction committed; `None` while it is under way.
-async fn status(connect: &dyn Connect, xid: &str) -> std::result::Result<Option<bool>, StoreError> {
-    let client = connect.connect().await?;
-    let row = client.query_one("select pg_xact_status($1::text::xid8)", &[&xid]).await?;
-    let status: Option<String> = row.try_get(0)?;
-    Ok(match status.as_deref() {
-        Some("committed") => Some(true),
-        Some("in progress") => None,
-        _ => Some(false),
-    })
+/// A transaction before its COMMIT.
+struct Prepared {
+    receipts: Vec<Receipt>,
+    xid: String,
+    epoch: Uuid,
+}
+
+impl<R: Dial> BulkDoor<R> {
+    async fn store(&self, rows: &Rows) -> std::result::Result<Vec<Receipt>, StoreError> {
+        let mut attempt = 1;
+        loop {
+            match self.store_once(rows).await {
+                Err(error @ (StoreError::Transient { .. } | StoreError::NumberTaken)) if attempt < ATTEMPTS_MAX => {
+                    tracing::debug!(%error, attempt, "a large unit of work: trying again");
+                    self.pause_ms(20 * u64::from(attempt) + rand::random_range(0..20)).await;
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn store_once(&self, rows: &Rows) -> std::result::Result<Vec<Receipt>, StoreError> {
+        let client = self.connect.connect().await?;
+        let prepared = self.prepare(&client, rows).await?;
+        let committed = self.within_deadline(client.batch_execute("commit")).await;
+        // Not open on our side while its outcome is looked up.
+        drop(client);
+        match committed {
+            Ok(()) => Ok(prepared.receipts),
+            Err(StoreError::ConnectionLost(why)) => self.look_up(prepared, &why).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn prepare(&self, client: &Client, rows: &Rows) -> std::result::Result<Prepared, StoreError> {
+        let schema = self.schema.quoted();
+        self.within_deadline(client.batch_execute("begin isolation level read committed")).await?;
+        if has_many_streams(rows) {
+            let mut partitions: Vec<i32> = rows.partition.iter().map(|partition| *partition as i32).collect();
+            partitions.sort_unstable();
+            partitions.dedup();
+            let lock = format!(
+                "select count(pg_advisory_xact_lock({schema}.wh_lock_class(1), p)) \
+                 from (select p from unnest($1::int4[]) p order by p) p"
+            );
+            self.within_deadline(client.query_one(&lock, &[&partitions])).await?;
+        }
+        // A deadline for all its calls together, by their number.
+        let calls = 1 + (rows.len() / crate::limits::STORE_ROWS_MAX) as u64;
+        let storing = outbox::store(client, &self.schema, rows);
+        let receipts = self.within_ms(self.call_timeout_ms.saturating_mul(calls), storing).await?;
+        let who = format!("select pg_current_xact_id()::text, {schema}.wh_epoch_token()");
+        let row = self.within_deadline(client.query_one(&who, &[])).await?;
+        Ok(Prepared { receipts, xid: row.try_get(0)?, epoch: row.try_get(1)? })
+    }
+
+    /// What became of a COMMIT that had no answer.
+    async fn look_up(&self, prepared: Prepared, why: &str) -> std::result::Result<Vec<Receipt>, StoreError> {
+        for _ in 0..LOOK_UPS {
+            match self.status(&prepared).await.as_deref() {
+                Ok("committed") => return Ok(prepared.receipts),
+                Ok("aborted") => {
+                    let text = format!("the connection was lost before the commit ({why}): nothing was stored");
+                    return Err(StoreError::Transient { sqlstate: "08007".to_owned(), text });
+                }
+                // Still committing, or the server is not back.
+                Ok("in progress") | Err(_) => self.pause_ms(LOOK_UP_PAUSE_MS).await,
+                Ok(_) => break,
+            }
+        }
+        Err(StoreError::ConnectionLost(format!("{why}; whether the unit of work was stored is not known")))
+    }
+
+    async fn status(&self, prepared: &Prepared) -> std::result::Result<String, StoreError> {
+        let client = self.connect.connect().await?;
+        let statement = format!(
+            "select coalesce(case when exists (select from {}.wh_epoch where token = $2) \
+             then pg_xact_status($1::text::xid8) end, 'not known')",
+            self.schema.quoted()
+        );
+        let row = self.within_deadline(client.query_one(&statement, &[&prepared.xid, &prepared.epoch])).await?;
+        Ok(row.try_get(0)?)
+    }
+
+    async fn pause_ms(&self, ms: u64) {
+        self.runtime.sleep_until(self.runtime.now().plus_ms(ms)).await;
+    }
+
+    async fn within_deadline<T>(
+        &self,
+        call: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+    ) -> std::result::Result<T, StoreError> {
+        self.within_ms(self.call_timeout_ms, call).await
+    }
+
+    async fn within_ms<T>(
+        &self,
+        ms: u64,
+        call: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+    ) -> std::result::Result<T, StoreError> {
+        match futures_util::future::select(std::pin::pin!(call), std::pin::pin!(self.pause_ms(ms))).await {
+            futures_util::future::Either::Left((answer, _)) => answer.map_err(StoreError::from),
+            futures_util::future::Either::Right(_) => {
+                Err(StoreError::ConnectionLost(format!("no answer within {ms} ms")))
+            }
+        }
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use futures_channel::oneshot;
 
 use super::{Engine, Receipt, exclusive, id_of, receipt};
-use crate::batch::Rows;
+use crate::batch::{Pool, Rows};
 use crate::error::{Error, Result};
 use crate::message::Enqueue;
 use crate::shard::SubmissionReply;
@@ -59,7 +59,7 @@ impl Engine {
             open[shard].places.push(place);
             if full {
                 while outstanding.len() >= OUTSTANDING_MAX * open.len() {
-                    settle(outstanding.pop_front(), &mut outcomes).await;
+                    settle(&shared.pool, outstanding.pop_front(), &mut outcomes).await;
                 }
                 self.send(shard, &mut open[shard], &mut outstanding, &mut outcomes).await;
             }
@@ -68,7 +68,7 @@ impl Engine {
             self.send(shard, open, &mut outstanding, &mut outcomes).await;
         }
         while let Some(next) = outstanding.pop_front() {
-            settle(Some(next), &mut outcomes).await;
+            settle(&shared.pool, Some(next), &mut outcomes).await;
         }
         outcomes.into_iter().map(|outcome| outcome.unwrap_or(Err(Error::ShutDown))).collect()
     }
@@ -103,9 +103,14 @@ impl Engine {
     }
 }
 
-async fn settle(next: Option<Outstanding>, outcomes: &mut [Option<Result<Receipt>>]) {
+async fn settle(pool: &Pool, next: Option<Outstanding>, outcomes: &mut [Option<Result<Receipt>>]) {
     let Some(Outstanding { answer, places }) = next else { return };
-    let Ok(reply) = answer.await else { return };
+    let Ok(reply) = answer.await else {
+        for place in places {
+            outcomes[place as usize] = Some(Err(super::not_known()));
+        }
+        return;
+    };
     for (row, place) in places.iter().enumerate() {
         outcomes[*place as usize] = Some(Ok(receipt(&reply.rows, row)));
     }
@@ -113,6 +118,7 @@ async fn settle(next: Option<Outstanding>, outcomes: &mut [Option<Result<Receipt
     for (unit, error) in reply.refused {
         outcomes[places[unit as usize] as usize] = Some(Err(error));
     }
+    pool.give(reply.rows);
 }
 
 /// The error that a whole batch met, for one of its messages.

@@ -16,7 +16,6 @@ mod router;
 mod threads;
 mod unit;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,13 +35,13 @@ use crate::metrics::ShardMetrics;
 use crate::runtime::budget::Budget;
 use crate::runtime::probe::Decision;
 use crate::runtime::ring::RingSender;
-use crate::seam::store::HeldPartition;
+use crate::seam::store::{HeldPartition, StoreError};
 use crate::shard::{Arrival, Control, Submission, SubmissionReply};
 use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
 use crate::time::boot_time;
 use router::Router;
-use threads::Threads;
+use threads::Life;
 
 /// What is known of a message that was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +60,7 @@ struct ShardHandle {
     budget: Arc<Budget>,
     metrics: Arc<ShardMetrics>,
     core: Option<usize>,
+    clock: Arc<threads::ThreadClock>,
     held: Arc<Mutex<Vec<HeldPartition>>>,
 }
 
@@ -71,15 +71,16 @@ struct Shared {
     router: Router,
     shards: Vec<ShardHandle>,
     pool: Arc<Pool>,
+    bulk_turns: tokio::sync::Semaphore,
     runtime: Decision,
-    stopped: AtomicBool,
+    stopped: tokio::sync::watch::Sender<bool>,
 }
 
 /// A running engine. Clones share it; it ends by [`Engine::shutdown`], or, less orderly, when the last clone goes.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
-    threads: Arc<Mutex<Option<Threads>>>,
+    life: Arc<Life>,
 }
 
 /// A shard's figures and place.
@@ -109,18 +110,23 @@ impl Engine {
         let rows = exclusive(&mut batch);
         let message_id = id_of(message);
         let router = self.shared.router;
-        router.write(rows, message, message_id)?;
+        if let Err(error) = router.write(rows, message, message_id) {
+            self.shared.pool.give(batch);
+            return Err(error);
+        }
         rows.end_unit();
         let shard = router.shard_of(rows.partition[0]);
         if !self.shared.try_acquire(shard, 1)? {
             return Err(self.shared.overloaded(shard));
         }
         let reply = self.shared.submit(shard, batch, 1)?;
-        let mut reply = reply.await.map_err(|_| Error::ShutDown)?;
-        match reply.refused.pop() {
-            Some((_, error)) => Err(error),
-            None => Ok(receipt(&reply.rows, 0)),
+        let mut reply = reply.await.map_err(|_| not_known())?;
+        if let Some((_, error)) = reply.refused.pop() {
+            return Err(error);
         }
+        let receipt = receipt(&reply.rows, 0);
+        self.shared.pool.give(reply.rows);
+        Ok(receipt)
     }
 
     /// A unit of work: what is pushed into it commits together or not at all.
@@ -150,6 +156,9 @@ impl Engine {
     /// The shards.
     #[must_use]
     pub fn shards(&self) -> Vec<ShardView> {
+        for shard in &self.shared.shards {
+            shard.metrics.cpu_us.set(shard.clock.read_us());
+        }
         let view = |shard: &ShardHandle| ShardView {
             core: shard.core,
             partitions: shard.held.lock().unwrap_or_else(PoisonError::into_inner).len(),
@@ -176,9 +185,8 @@ impl Engine {
     /// about `timeout`, whatever happens; what is not done then is left in the database for the next owner.
     pub async fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let began = Instant::now();
-        self.shared.stopped.store(true, Ordering::Release);
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(threads) = threads else { return ShutdownReport::default() };
+        self.shared.stopped.send_replace(true);
+        let Some(threads) = self.life.take() else { return ShutdownReport::default() };
         let shared = self.shared.clone();
         let ending = tokio::task::spawn_blocking(move || threads.end(&shared, timeout));
         match ending.await {
@@ -198,7 +206,7 @@ impl Shared {
     }
 
     fn check_running(&self) -> Result<()> {
-        if self.stopped.load(Ordering::Acquire) { Err(Error::ShutDown) } else { Ok(()) }
+        if *self.stopped.borrow() { Err(Error::ShutDown) } else { Ok(()) }
     }
 
     fn try_acquire(&self, shard: usize, rows: usize) -> Result<bool> {
@@ -206,10 +214,43 @@ impl Shared {
         Ok(self.shards[shard].budget.try_acquire(rows, self.config.ring.rows_max))
     }
 
-    /// Waits for room; false if there never can be so much.
+    /// Waits for room; false if there never can be so much. Who waits while the engine ends is told so: a shard
+    /// that has ended gives no room back.
     async fn acquire(&self, shard: usize, rows: usize) -> Result<bool> {
         self.check_running()?;
-        Ok(self.shards[shard].budget.acquire(rows, self.config.ring.rows_max).await)
+        let mut stopping = self.stopped.subscribe();
+        let stopped = std::pin::pin!(stopping.wait_for(|stopped| *stopped));
+        let room = std::pin::pin!(self.shards[shard].budget.acquire(rows, self.config.ring.rows_max));
+        match futures_util::future::select(room, stopped).await {
+            futures_util::future::Either::Left((fits, _)) => Ok(fits),
+            futures_util::future::Either::Right(_) => Err(Error::ShutDown),
+        }
+    }
+
+    /// Refuses a further message of a unit of work that has reached `unit.bytes_max`.
+    fn refuse_beyond_unit(&self, rows: &Rows, message_id: Uuid) -> Result<()> {
+        let bytes_max = self.config.unit.bytes_max;
+        if rows.arena.len() < bytes_max {
+            return Ok(());
+        }
+        Err(Error::MessageLimit {
+            message_id,
+            what: "size of its unit of work",
+            value: format!("over {} bytes", rows.arena.len()),
+            allowed: format!("0..={bytes_max} bytes (unit.bytes_max)"),
+        })
+    }
+
+    /// Tells these shards, but for one, to look for messages that another one stored.
+    fn announce_to(&self, shards: impl Iterator<Item = usize>, except: usize) {
+        let mut told = vec![false; self.shards.len()];
+        told[except] = true;
+        for shard in shards {
+            if !std::mem::replace(&mut told[shard], true) {
+                // A full ring is busy anyway; the poll comes by later.
+                let _ = self.shards[shard].ring.push(Arrival::Control(Control::Announce));
+            }
+        }
     }
 
     /// Hands a batch over whose rows have been acquired.
@@ -238,6 +279,13 @@ impl Shared {
             }
         }
     }
+}
+
+/// What is said of messages whose shard ended before it answered.
+fn not_known() -> Error {
+    Error::Store(StoreError::ConnectionLost(
+        "the engine ended before it answered: whether the messages were stored is not known".to_owned(),
+    ))
 }
 
 /// A batch that nobody else holds: the pool gives no other.

@@ -56,7 +56,10 @@ impl Push {
     /// # Errors
     /// A limit that it breaks.
     pub fn push<M: Enqueue + ?Sized>(mut self, message: &M) -> Result<Self> {
-        self.engine.shared.router.write(exclusive(&mut self.rows), message, id_of(message))?;
+        let (shared, rows) = (&self.engine.shared, exclusive(&mut self.rows));
+        let message_id = id_of(message);
+        shared.refuse_beyond_unit(rows, message_id)?;
+        shared.router.write(rows, message, message_id)?;
         Ok(self)
     }
 
@@ -172,12 +175,19 @@ impl<'a> Columns<'a> {
         let texts = |spans: &'a [Span]| spans[range.clone()].iter().map(|span| rows.text(*span));
         let bytes = |spans: &'a [Span]| spans[range.clone()].iter().map(|span| rows.bytes(*span));
         let traces = || rows.trace[range.clone()].iter();
+        // A message's first destination stands with it, its further ones in the references, which are by row.
+        let mut first = vec![None; range.len()];
         let (mut reference_message, mut reference_destination) = (Vec::new(), Vec::new());
-        for (row, destination) in rows.reference_row.iter().zip(&rows.reference_destination) {
-            let row = *row as usize;
-            if range.contains(&row) {
-                reference_message.push((row - range.start + 1) as i32);
-                reference_destination.push(destination.name());
+        let from = rows.reference_row.partition_point(|row| (*row as usize) < range.start);
+        let to = rows.reference_row.partition_point(|row| (*row as usize) < range.end);
+        for (row, destination) in rows.reference_row[from..to].iter().zip(&rows.reference_destination[from..to]) {
+            let at = *row as usize - range.start;
+            match &mut first[at] {
+                place @ None => *place = Some(destination.name()),
+                Some(_) => {
+                    reference_message.push(at as i32 + 1);
+                    reference_destination.push(destination.name());
+                }
             }
         }
         Self {
@@ -186,7 +196,7 @@ impl<'a> Columns<'a> {
             type_name: texts(&rows.type_name).collect(),
             payload: bytes(&rows.payload).collect(),
             is_event: range.clone().map(|row| rows.is_event(row)).collect(),
-            destination: vec![None; range.len()],
+            destination: first,
             reference_message,
             reference_destination,
             correlation_id: rows.correlation_id[range.clone()].iter().map(|id| some_id(*id)).collect(),

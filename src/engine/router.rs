@@ -3,21 +3,23 @@
 //! Invariants
 //! - What breaks a limit is refused here, with the message's id: nothing of its unit of work is stored.
 //! - The payload is written once, straight into the batch's arena.
+//! - No borrow of this thread's caches is held while the user's `Serialize` runs: it may push messages itself.
 //! - A stream's partition, and so its shard, depends on its id alone.
 
 use std::cell::RefCell;
 
+use hashbrown::HashMap;
 use uuid::Uuid;
 
 use crate::batch::{DestinationId, NewRow, Rows};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bounded_error_text};
 use crate::limits::{DESTINATIONS_OF_MESSAGE_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX};
-use crate::message::{Enqueue, PayloadError, json};
+use crate::message::{Enqueue, Header, PayloadError, json};
 use crate::partition::partition_of;
 
 thread_local! {
     /// Destinations this thread has used: no lock after the first time.
-    static DESTINATIONS: RefCell<Vec<(String, DestinationId)>> = const { RefCell::new(Vec::new()) };
+    static DESTINATIONS: RefCell<HashMap<&'static str, DestinationId>> = RefCell::new(HashMap::new());
     static SCRATCH: RefCell<Vec<DestinationId>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -45,6 +47,14 @@ impl Router {
         if header.stream_id.is_some_and(|id| id.is_nil()) {
             return Err(Error::InvalidStreamId);
         }
+        if message_id.is_nil() {
+            return Err(Error::MessageLimit {
+                message_id,
+                what: "message id",
+                value: "the nil UUID".to_owned(),
+                allowed: "any other".to_owned(),
+            });
+        }
         let limit = |what, value: usize, allowed: String| Error::MessageLimit {
             message_id,
             what,
@@ -71,8 +81,7 @@ impl Router {
         if wishes.metadata.len() > METADATA_BYTES_MAX {
             return Err(limit("metadata", wishes.metadata.len(), format!("0..={METADATA_BYTES_MAX} bytes")));
         }
-        let is_event = header.is_event && header.stream_id.is_some();
-        if is_event && wishes.due_unix_us != 0 {
+        if header.is_event && wishes.due_unix_us != 0 {
             return Err(Error::ScheduledEvent { message_id });
         }
         let destinations = wishes.destinations.unwrap_or(header.destinations);
@@ -80,25 +89,14 @@ impl Router {
             let allowed = format!("0..={DESTINATIONS_OF_MESSAGE_MAX}");
             return Err(limit("number of destinations", destinations.len(), allowed));
         }
-        SCRATCH.with_borrow_mut(|ids| {
-            ids.clear();
-            for destination in destinations {
-                let id = destination_id(destination).map_err(|allowed| Error::MessageLimit {
-                    message_id,
-                    what: "destination",
-                    value: format!("{destination:.64?}"),
-                    allowed,
-                })?;
-                // Named twice is once.
-                if !ids.contains(&id) {
-                    ids.push(id);
-                }
-            }
+        let mut ids = SCRATCH.take();
+        ids.clear();
+        let written = resolve(destinations, message_id, &mut ids).and_then(|()| {
             let row = NewRow {
                 message_id,
                 stream_id: header.stream_id,
                 partition: partition_of(header.stream_id.unwrap_or(message_id), self.partitions),
-                is_event,
+                is_event: header.is_event,
                 type_name: header.type_name,
                 content_type: header.content_type,
                 correlation_id: wishes.correlation_id,
@@ -108,38 +106,58 @@ impl Router {
                 payload: &[],
                 due_unix_us: wishes.due_unix_us,
             };
-            rows.push_written(&row, ids, |arena| {
-                let start = arena.len();
-                message.write_payload(arena, PAYLOAD_BYTES_MAX).map_err(|error| match error {
-                    PayloadError::TooLong => Error::MessageLimit {
-                        message_id,
-                        what: "payload",
-                        value: "longer".to_owned(),
-                        allowed: format!("0..={PAYLOAD_BYTES_MAX} bytes"),
-                    },
-                    PayloadError::Serialize(text) => Error::InvalidJson { message_id, offset: 0, text },
-                })?;
-                if header.check_json {
-                    json::check(&arena[start..]).map_err(|(offset, text)| Error::InvalidJson {
-                        message_id,
-                        offset,
-                        text,
-                    })?;
-                }
-                Ok(())
-            })
-            .map(|_| ())
-        })
+            rows.push_written(&row, &ids, |arena| write_payload(message, &header, message_id, arena))
+        });
+        SCRATCH.set(ids);
+        written.map(|_| ())
     }
 }
 
-fn destination_id(name: &str) -> std::result::Result<DestinationId, String> {
-    DESTINATIONS.with_borrow_mut(|known| {
-        if let Some((_, id)) = known.iter().find(|(of, _)| of == name) {
-            return Ok(*id);
+fn resolve(names: &[&str], message_id: Uuid, into: &mut Vec<DestinationId>) -> Result<()> {
+    for name in names {
+        let id = destination_id(name).map_err(|allowed| Error::MessageLimit {
+            message_id,
+            what: "destination",
+            value: format!("{name:.64?}"),
+            allowed,
+        })?;
+        // Named twice is once.
+        if !into.contains(&id) {
+            into.push(id);
         }
-        let id = DestinationId::of(name)?;
-        known.push((name.to_owned(), id));
-        Ok(id)
-    })
+    }
+    Ok(())
 }
+
+fn write_payload(
+    message: &(impl Enqueue + ?Sized),
+    header: &Header<'_>,
+    message_id: Uuid,
+    arena: &mut Vec<u8>,
+) -> Result<()> {
+    let start = arena.len();
+    let refused = |value: String, allowed: String| Error::MessageLimit { message_id, what: "payload", value, allowed };
+    message.write_payload(arena, PAYLOAD_BYTES_MAX).map_err(|error| match error {
+        PayloadError::TooLong => refused("longer".to_owned(), format!("0..={PAYLOAD_BYTES_MAX} bytes")),
+        PayloadError::Serialize(text) => refused(
+            format!("not to be serialized ({})", bounded_error_text(&text).0),
+            "what serde_json can write".to_owned(),
+        ),
+    })?;
+    if header.check_json {
+        json::check(&arena[start..]).map_err(|(offset, text)| Error::InvalidJson { message_id, offset, text })?;
+    }
+    Ok(())
+}
+
+fn destination_id(name: &str) -> std::result::Result<DestinationId, String> {
+    if let Some(id) = DESTINATIONS.with_borrow(|known| known.get(name).copied()) {
+        return Ok(id);
+    }
+    let id = DestinationId::of(name)?;
+    DESTINATIONS.with_borrow_mut(|known| known.insert(id.name(), id));
+    Ok(id)
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,10 +2,12 @@
 //!
 //! Invariants
 //! - They end in this order: shards (they publish, and write their cursors), then the keeper (it frees the
-//!   partitions), then the bridge.
+//!   partitions), then the bridge. While a shard may still publish, the partitions are not freed: the keeper of a
+//!   shard that does not end in time goes on until it has.
 //! - Ending takes no longer than it was given, and a little: what does not end is let go and said.
 
 use std::rc::Rc;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,7 @@ use crate::shard::{self, Arrival, Control, LeaseCell, ShardParts, ShardReport, S
 use crate::store::connect::ConnectPlan;
 use crate::store::postgres::{PostgresCoordination, PostgresStore};
 use crate::store::schema_name::SchemaName;
+use crate::time::Tick;
 
 /// What a thread gets beyond its time before it is let go.
 const GRACE: Duration = Duration::from_millis(1_000);
@@ -39,15 +42,17 @@ pub(super) struct ShardMain {
     pub metrics: Arc<ShardMetrics>,
     pub pool: Arc<Pool>,
     pub settings: ShardSettings,
+    pub clock: Arc<ThreadClock>,
 }
 
 impl ThreadMain for ShardMain {
     type Output = ShardReport;
 
     async fn run<R: Dial>(self, runtime: R) -> ShardReport {
+        self.clock.attach();
         let connect = Rc::new(self.connect.on(runtime.clone()));
         let store = Rc::new(PostgresStore::new(connect, &self.schema));
-        shard::run(ShardParts {
+        let report = shard::run(ShardParts {
             runtime,
             store,
             publisher: self.publisher,
@@ -58,9 +63,14 @@ impl ThreadMain for ShardMain {
             pool: self.pool,
             settings: self.settings,
         })
-        .await
+        .await;
+        self.clock.detach();
+        report
     }
 }
+
+/// The partitions a shard holds, for whoever looks from outside.
+type HeldView = Arc<Mutex<Vec<HeldPartition>>>;
 
 /// The lease keeper's thread.
 pub(super) struct KeeperMain {
@@ -71,7 +81,7 @@ pub(super) struct KeeperMain {
     pub times: LeaseTimes,
     pub owns: bool,
     pub lease: Arc<LeaseCell>,
-    pub shards: Vec<(RingSender<Arrival>, Arc<Mutex<Vec<HeldPartition>>>)>,
+    pub shards: Vec<(RingSender<Arrival>, HeldView)>,
     pub stop: tokio::sync::watch::Receiver<bool>,
 }
 
@@ -140,16 +150,41 @@ impl Threads {
         let deadline = Instant::now() + timeout + GRACE;
         shared.tell_to_stop(timeout);
         let mut reports = Vec::with_capacity(self.shards.len());
+        let mut late = Vec::new();
         for shard in self.shards {
-            reports.push(if ended_by(|| shard.is_finished(), deadline) { shard.join().ok() } else { None });
+            if ended_by(|| shard.is_finished(), deadline) {
+                reports.push(shard.join().ok());
+            } else {
+                reports.push(None);
+                late.push(shard);
+            }
         }
-        let _ = self.stop_keeper.send(true);
-        if ended_by(|| self.keeper.is_finished(), Instant::now() + GRACE) {
-            let _ = self.keeper.join();
-        } else {
-            tracing::warn!("the lease keeper did not end in time: the partitions are taken over when its lease ends");
+        let (keeper, stop_keeper, bridge) = (self.keeper, self.stop_keeper, self.bridge);
+        let finish = move || {
+            let _ = stop_keeper.send(true);
+            if ended_by(|| keeper.is_finished(), Instant::now() + GRACE) {
+                let _ = keeper.join();
+            } else {
+                tracing::warn!(
+                    "the lease keeper did not end in time: the partitions are taken over when its lease ends"
+                );
+            }
+            drop(bridge);
+        };
+        if late.is_empty() {
+            finish();
+            return reports;
         }
-        drop(self.bridge);
+        tracing::warn!(shards = late.len(), "shards did not end in time: their partitions are kept until they do");
+        let waiting = std::thread::Builder::new().name("corelane-late".to_owned()).spawn(move || {
+            for shard in late {
+                let _ = shard.join();
+            }
+            finish();
+        });
+        if let Err(error) = waiting {
+            tracing::warn!(%error, "no thread to wait for them: the partitions are taken over when the lease ends");
+        }
         reports
     }
 }
@@ -164,25 +199,81 @@ fn ended_by(ended: impl Fn() -> bool, deadline: Instant) -> bool {
     true
 }
 
-impl Drop for super::Engine {
+/// The threads for as long as there is a handle of the engine.
+pub(super) struct Life {
+    pub shared: Arc<Shared>,
+    pub threads: Mutex<Option<Threads>>,
+}
+
+impl Life {
+    /// The threads, for who ends them.
+    pub(super) fn take(&self) -> Option<Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Life {
     fn drop(&mut self) {
         // The last handle: without an orderly end the threads must not go on for ever.
-        if Arc::strong_count(&self.threads) > 1 {
-            return;
+        let Some(threads) = self.take() else { return };
+        tracing::warn!("the engine was dropped without shutdown(): ending at once");
+        self.shared.stopped.send_replace(true);
+        let shared = self.shared.clone();
+        let end = move || {
+            threads.end(&shared, Duration::from_millis(200));
+        };
+        // Not on the caller's thread, which may be an executor's.
+        if let Err(error) = std::thread::Builder::new().name("corelane-end".to_owned()).spawn(end) {
+            tracing::warn!(%error, "no thread to end the engine");
         }
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(threads) = threads {
-            tracing::warn!("the engine was dropped without shutdown(): ending at once");
-            self.shared.stopped.store(true, std::sync::atomic::Ordering::Release);
-            let shared = self.shared.clone();
-            let end = move || {
-                threads.end(&shared, Duration::from_millis(200));
-            };
-            // Not on the caller's thread, which may be an executor's.
-            if let Ok(thread) = std::thread::Builder::new().name("corelane-end".to_owned()).spawn(end) {
-                let _ = thread.join();
-            }
+    }
+}
+
+/// Shards that were started, until all of the engine is: dropped before, they are told to end.
+#[derive(Default)]
+pub(super) struct Starting {
+    pub rings: Vec<RingSender<Arrival>>,
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        for ring in &self.rings {
+            // Just made: there is room.
+            let _ = ring.push(Arrival::Control(Control::Stop { deadline: Tick(0) }));
         }
+    }
+}
+
+/// A thread's CPU time, read from anywhere.
+#[derive(Debug, Default)]
+pub(super) struct ThreadClock {
+    /// The kernel's number of the clock; 0 before the thread runs and after its end.
+    id: AtomicI32,
+    last_us: AtomicU64,
+}
+
+impl ThreadClock {
+    fn attach(&self) {
+        let mut id = 0;
+        // SAFETY: the calling thread is alive, and `id` is a place of the right type.
+        if unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut id) } == 0 {
+            self.id.store(id, Ordering::Release);
+        }
+    }
+
+    fn detach(&self) {
+        self.last_us.store(self.read_us(), Ordering::Release);
+        self.id.store(0, Ordering::Release);
+    }
+
+    pub(super) fn read_us(&self) -> u64 {
+        let id = self.id.load(Ordering::Acquire);
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is a place of the right type; the clock of a thread that has ended is refused.
+        if id != 0 && unsafe { libc::clock_gettime(id, &raw mut time) } == 0 {
+            return time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000;
+        }
+        self.last_us.load(Ordering::Acquire)
     }
 }
 
@@ -192,6 +283,7 @@ pub(super) fn handle(
     budget: Arc<Budget>,
     metrics: Arc<ShardMetrics>,
     core: Option<usize>,
+    clock: Arc<ThreadClock>,
 ) -> ShardHandle {
-    ShardHandle { ring, budget, metrics, core, held: Arc::default() }
+    ShardHandle { ring, budget, metrics, core, clock, held: Arc::default() }
 }

@@ -3,19 +3,28 @@
 //! Invariants
 //! - Nothing is stored before [`UnitOfWork::commit`]; after it, all or nothing.
 //! - One that is dropped without a commit stores nothing, is counted, and said once in the log.
-//! - One that is larger than a flush goes over a connection of its own, in one transaction.
+//! - One that is larger than a flush, or has more than 256 streams, goes over a connection of its own, in one transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Engine, Receipt, bulk, exclusive, id_of, receipt};
 use crate::batch::Rows;
-use crate::error::{Error, Result};
-use crate::limits::STORE_ROWS_MAX;
+use crate::error::Result;
+use crate::limits::{STORE_ROWS_MAX, STREAM_LOCKS_MAX};
 use crate::message::Enqueue;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 static SAID: AtomicBool = AtomicBool::new(false);
+
+/// Whether there are more streams than one transaction may lock one by one.
+pub(super) fn has_many_streams(rows: &Rows) -> bool {
+    let mut streams = hashbrown::HashSet::new();
+    (0..rows.len()).filter_map(|row| rows.stream_id(row)).any(|stream| {
+        streams.insert(stream);
+        streams.len() > STREAM_LOCKS_MAX
+    })
+}
 
 /// See the module.
 pub struct UnitOfWork {
@@ -37,15 +46,7 @@ impl UnitOfWork {
         let batch = self.rows.get_or_insert_with(|| shared.pool.take());
         let rows = exclusive(batch);
         let message_id = id_of(message);
-        let bytes_max = shared.config.unit.bytes_max;
-        if rows.arena.len() >= bytes_max {
-            return Err(Error::MessageLimit {
-                message_id,
-                what: "size of its unit of work",
-                value: format!("over {} bytes", rows.arena.len()),
-                allowed: format!("0..={bytes_max} bytes (unit.bytes_max)"),
-            });
-        }
+        shared.refuse_beyond_unit(rows, message_id)?;
         shared.router.write(rows, message, message_id)?;
         Ok(message_id)
     }
@@ -83,7 +84,8 @@ impl UnitOfWork {
         let shared = &self.engine.shared;
         let config = &shared.config;
         let fits = count <= config.flush.rows_max.min(STORE_ROWS_MAX).min(config.ring.rows_max)
-            && bytes <= config.flush.bytes_max.max(1 << 20);
+            && bytes <= config.flush.bytes_max.max(1 << 20)
+            && !has_many_streams(rows);
         if !fits {
             let receipts = bulk::commit(&self.engine, batch).await?;
             self.engine.announce();
@@ -94,10 +96,19 @@ impl UnitOfWork {
             return Err(shared.overloaded(shard));
         }
         let answer = shared.submit(shard, batch, count)?;
-        let mut reply = answer.await.map_err(|_| Error::ShutDown)?;
+        let mut reply = answer.await.map_err(|_| super::not_known())?;
         match reply.refused.pop() {
             Some((_, error)) => Err(error),
-            None => Ok((0..count).map(|row| receipt(&reply.rows, row)).collect()),
+            None => {
+                let receipts = (0..count).map(|row| receipt(&reply.rows, row)).collect();
+                // What lies in partitions of sibling shards is found by their claims.
+                shared.announce_to(
+                    reply.rows.partition.iter().map(|partition| shared.router.shard_of(*partition)),
+                    shard,
+                );
+                shared.pool.give(reply.rows);
+                Ok(receipts)
+            }
         }
     }
 }

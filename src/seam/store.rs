@@ -76,6 +76,9 @@ pub struct StoreRequest<'a> {
     pub ownership: i64,
     /// What the shard's reader has read whole: log rows of others outside it make `foreign` true.
     pub read: &'a Snapshot,
+    /// The server's life that `read` belongs to. In another one transaction ids may have been given again, and the
+    /// answer is as if there were a row of another writer. `None`: any.
+    pub epoch: Option<Epoch>,
     /// The messages. `stream_seq` and `version` are final where the stream's `known` is true, and count
     /// from 1 within this request where it is not.
     pub batches: &'a [Arc<Rows>],
@@ -217,9 +220,11 @@ pub struct Drained {
 pub struct SettleRequest {
     /// Shard of the cursor.
     pub shard: u16,
-    /// The incarnation's set of partitions that `cursor` was made for (see [`Taken::ownership`]): of a
-    /// partition taken later the cursor says nothing, whatever it holds.
+    /// The set of partitions that `cursor` was made for ([`Taken::ownership`]): of one taken later it says nothing.
     pub ownership: i64,
+    /// The server's life that this stems from: in another one nothing is written (a cursor would hold
+    /// transaction ids that were given again), and the answer names the new one. `None`: any.
+    pub epoch: Option<Epoch>,
     /// Transactions whose messages on the shard's partitions are all resolved **once this commits**.
     pub cursor: Option<Snapshot>,
     /// Lanes that wait. An existing row is overwritten.
@@ -265,19 +270,18 @@ pub enum SettleReply {
 pub struct ReadPosition {
     /// Read whole.
     pub read: Snapshot,
-    /// Being read page by page: the snapshot that filters the pages, and the position of the last page's end.
+    /// Being read page by page: the snapshot that filters them, and the position of the last one's end.
     pub page: Option<(Snapshot, i64)>,
-    /// Between which positions the store has to look. Belongs to the store: handed back as it came, and left at
-    /// its default where `read` was made anew.
+    /// Handed back as it came; left at its default where `read` was made anew.
     pub range: ReadRange,
 }
 
-/// What a store knows of the positions beyond a reader's snapshots (0: nothing).
+/// Between which positions a store has to look (0: not known).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadRange {
     /// Transactions at or above `read.xmax` have drawn positions above this one.
     pub read_floor: i64,
-    /// The same for the page's snapshot, as far as its rows have been seen.
+    /// The same for the page's snapshot.
     pub page_floor: i64,
     /// No row of the page's snapshot lies above this one.
     pub page_ceiling: i64,
@@ -363,7 +367,8 @@ pub trait Store: 'static {
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's.
+    /// last numbers before it. `since` is a transaction id no newer than the flush's. Refused if it is not there and
+    /// the incarnation has ended: then its absence proves nothing.
     fn find_flush(
         &self,
         origin: Origin,

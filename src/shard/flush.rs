@@ -166,7 +166,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
 
     /// One flush, from numbering to its answer. On success the callers have been answered.
     async fn flush(&self, mut taken: Vec<Pending>, columns: &mut FlushColumns) -> (Vec<Pending>, Outcome) {
-        let (origin, ownership, read, held, complete, generation, era) = {
+        let (origin, ownership, read, epoch, held, complete, generation, era) = {
             let mut guard = self.state.borrow_mut();
             let state = &mut *guard;
             let Some(incarnation) = state.incarnation else {
@@ -181,6 +181,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 Origin { incarnation, shard: state.settings.shard, flush_number: number },
                 state.ownership,
                 if state.loaded { state.reader.read.clone() } else { Snapshot::empty() },
+                state.epoch,
                 state.held.clone(),
                 state.complete_in_memory(),
                 state.numbers.generation(),
@@ -192,6 +193,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             origin,
             ownership,
             read: &read,
+            epoch,
             batches: &batches,
             row_stream: &columns.row_stream,
             stream_id: &columns.stream_id,
@@ -205,7 +207,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
-            answer = match self.look_up(origin, &columns.stream_id, read.xmax(), &reason).await {
+            answer = match self.look_up(origin, &columns.stream_id, &reason).await {
                 Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
                 Ok(None) => Err(StoreError::ConnectionLost(reason)),
                 Err(error) => {
@@ -265,13 +267,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
 
     /// Finds out what became of a flush whose connection was lost, for as long as it takes (or until the
     /// shard must end).
-    async fn look_up(
-        &self,
-        origin: Origin,
-        stream_id: &[Uuid],
-        since: u64,
-        reason: &str,
-    ) -> Result<Option<Stored>, StoreError> {
+    async fn look_up(&self, origin: Origin, stream_id: &[Uuid], reason: &str) -> Result<Option<Stored>, StoreError> {
         if mutants::active(Mutant::BlindResend) {
             return Ok(None);
         }
@@ -283,9 +279,14 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         );
         self.state.borrow().metrics.reconnects.add(1);
         let mut wait_us = TRANSIENT_RETRY_US.0;
+        // From the first transaction on: after a crash that nobody here has noticed yet, the flush may have an id
+        // below what was read before.
+        let since = 0;
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
                 Ok(found) => return Ok(found),
+                // It cannot be told any more: this incarnation has ended meanwhile.
+                Err(error @ StoreError::Refused { .. }) => return Err(error),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {

@@ -106,6 +106,7 @@ impl State {
         SettleRequest {
             shard: self.settings.shard,
             ownership: self.ownership,
+            epoch: self.epoch,
             cursor: with_cursor.then(|| self.ledger.cursor(&self.reader.read)),
             park: taken.park.clone(),
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
@@ -247,10 +248,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             state.settling = false;
             match reply {
                 Some(SettleReply::Settled { epoch, unparked }) => {
-                    if state.era == era {
+                    // In another life of the server nothing was written, and all of it is dropped.
+                    if state.era == era && state.check_epoch(epoch) {
                         let now = self.runtime.now();
                         state.settled(taken, &unparked, now);
-                        state.check_epoch(epoch);
                     }
                 }
                 Some(SettleReply::Fenced) => {

@@ -112,6 +112,15 @@ impl ConnectTarget {
         Ok(Self { config, endpoints, tls_mode, root_certificates: None })
     }
 
+    /// With this time for one server to answer, where the text names none.
+    #[must_use]
+    pub fn or_connect_timeout(mut self, limit: std::time::Duration) -> Self {
+        if self.config.get_connect_timeout().is_none() {
+            self.config.connect_timeout(limit);
+        }
+        self
+    }
+
     /// The servers, in the order they are tried.
     #[must_use]
     pub fn endpoints(&self) -> &[Endpoint] {

@@ -6,7 +6,7 @@
 mod requests;
 
 use corelane::batch::{DestinationId, Rows};
-use corelane::ids::Incarnation;
+use corelane::ids::{Epoch, Incarnation};
 use corelane::plan::snapshot::Snapshot;
 use corelane::seam::store::{
     ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Renewed, SettleReply, SettleRequest, Spill,
@@ -56,6 +56,7 @@ pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &
     numbers_are_never_given_twice(store, &mut reader, partition_count).await;
     a_flush_is_found_after_its_answer_was_lost(store, &reader, &first).await;
     a_foreign_row_is_seen(store, &mut reader, partition_count).await;
+    what_stems_from_another_life_is_void(store, &mut reader, partition_count).await;
     a_page_is_cut_by_position(store, &reader).await;
     a_lane_is_parked_and_drained(store, &mut reader, partition_count).await;
     a_dead_letter_is_written_once(store, &mut reader, partition_count).await;
@@ -178,6 +179,30 @@ async fn a_foreign_row_is_seen<S: Store>(store: &S, reader: &mut Reader, count: 
     assert!(!after.foreign && after.looked_up.is_none(), "what was read is not foreign any more");
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     assert_eq!(story(&claimed.rows), ["10:8/5>x"]);
+    reader.position = claimed.position;
+}
+
+/// A server that has crashed gives transaction ids again: what was read before says nothing any more.
+async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let other = Epoch(id(99));
+    let mut flush = Flush::new(reader, 12, count);
+    flush.epoch(other).known(id(10), 8, 5).push(Some(id(10)), false, &[]);
+    let flush = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    assert!(flush.foreign && flush.epoch != other);
+    assert_eq!(flush.looked_up, Some(vec![LastNumbers { seq: 8, version: 5 }]));
+
+    let far = Snapshot::new(1 << 40, Vec::new());
+    let cursor = SettleRequest {
+        ownership: reader.ownership,
+        epoch: Some(other),
+        cursor: Some(far),
+        ..SettleRequest::default()
+    };
+    let reply = store.settle(reader.incarnation, &cursor).await.unwrap();
+    assert_eq!(reply, SettleReply::Settled { epoch: flush.epoch, unparked: Vec::new() });
+    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    assert!(load.resolved.iter().all(|resolved| !resolved.contains(1 << 39)), "the cursor was not written");
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     reader.position = claimed.position;
 }
 
@@ -312,7 +337,7 @@ async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reade
     assert_eq!(store.release_scheduled(reader.incarnation, &reader.held, 10).await.unwrap(), 1);
     assert_eq!(store.release_scheduled(reader.incarnation, &reader.held, 10).await.unwrap(), 0);
     let claimed = store.claim_work(&reader.claim(&[11], 100)).await.unwrap();
-    assert_eq!(story(&claimed.rows), ["10:9/0>x"]);
+    assert_eq!(story(&claimed.rows), ["10:10/0>x"]);
     assert_eq!(claimed.scheduled_in_ms, None);
     reader.position = claimed.position;
 }
@@ -340,6 +365,8 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     };
     assert!(matches!(store.settle(a, &cursor).await.unwrap(), SettleReply::Settled { .. }));
     keeper_a.deregister_instance(a).await.unwrap();
+    let absent = store.find_flush(reader.origin(99), &[id(10)], 0).await;
+    assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
     assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
     let late = SettleRequest { cursor: Some(Snapshot::new(1 << 40, Vec::new())), ..SettleRequest::default() };

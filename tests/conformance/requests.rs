@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corelane::batch::{DestinationId, NewRow, Rows};
-use corelane::ids::Incarnation;
+use corelane::ids::{Epoch, Incarnation};
 use corelane::partition::partition_of;
 use corelane::seam::store::{ClaimRequest, NO_STREAM, Origin, ReadPosition, StoreRequest, Taken};
 use uuid::Uuid;
@@ -59,6 +59,7 @@ impl Reader {
 pub struct Flush {
     origin: Origin,
     ownership: i64,
+    epoch: Option<Epoch>,
     held: Vec<u32>,
     partition_count: u32,
     rows: Rows,
@@ -79,6 +80,7 @@ impl Flush {
         Self {
             origin: reader.origin(number),
             ownership: reader.ownership,
+            epoch: None,
             held: reader.held.clone(),
             partition_count,
             rows: Rows::default(),
@@ -102,6 +104,11 @@ impl Flush {
 
     pub fn ownership(&mut self, ownership: i64) -> &mut Self {
         self.ownership = ownership;
+        self
+    }
+
+    pub fn epoch(&mut self, epoch: Epoch) -> &mut Self {
+        self.epoch = Some(epoch);
         self
     }
 
@@ -187,6 +194,7 @@ impl Flush {
             origin: self.origin,
             ownership: self.ownership,
             read: &reader.position.read,
+            epoch: self.epoch,
             batches: &self.batches,
             row_stream: &self.row_stream,
             stream_id: &self.stream_id,

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
+mod bad_input;
 mod cli;
 mod cases_bytes;
 mod cases_order;
@@ -10,6 +11,7 @@ mod connect;
 mod dump;
 mod engine;
 mod install;
+mod ordered_stream_processor;
 mod outbox_kit;
 mod partition;
 mod rebase;

@@ -215,6 +215,7 @@ impl Owner {
             origin: self.origin(),
             ownership: self.taken.ownership,
             read: &self.read,
+            epoch: None,
             batches: &batches,
             row_stream: &row_stream,
             stream_id: &streams,

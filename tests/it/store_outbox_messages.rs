@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use corelane::private_postgres::{Options, PrivatePostgres};
+use corelane::seam::store::ReadPosition;
 use tokio_postgres::{Client, IsolationLevel};
 use uuid::Uuid;
 
@@ -418,7 +420,7 @@ async fn destinations_of_one_message_stay_in_one_row_of_the_log() {
 }
 
 #[tokio::test]
-async fn it_works_in_a_prepared_transaction_and_under_a_savepoint() {
+async fn it_works_under_a_savepoint() {
     let space = Space::new().await;
     let mut client = space.schema.client().await;
     let stream = stream();
@@ -431,15 +433,33 @@ async fn it_works_in_a_prepared_transaction_and_under_a_savepoint() {
     savepoint.commit().await.unwrap();
     transaction.commit().await.unwrap();
     assert_eq!(story(&client, stream).await, ["kept"]);
+}
 
-    let prepared: i32 =
-        client.query_one("select current_setting('max_prepared_transactions')::int4", &[]).await.unwrap().get(0);
-    if prepared > 0 {
-        client.batch_execute("begin").await.unwrap();
-        call(&client, &[event(stream, "prepared")]).await.unwrap();
-        let name = format!("prepare transaction '{stream}'");
-        client.batch_execute(&name).await.unwrap();
-        client.batch_execute(&format!("commit prepared '{stream}'")).await.unwrap();
-        assert_eq!(story(&client, stream).await, ["kept", "prepared"]);
-    }
+#[tokio::test]
+async fn the_calls_that_the_documentation_shows_do_what_it_says() {
+    let space = Space::new().await;
+    let client = space.schema.client().await;
+    let script = include_str!("../../sql/tests/store_outbox_messages.sql");
+    client.batch_execute(&space.name.render(script)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_published_when_it_is_committed() {
+    let settings = vec!["max_prepared_transactions=4".to_owned()];
+    let server = PrivatePostgres::start(Options { settings, ..Options::default() }).unwrap();
+    let space = Space::in_schema(crate::support::schema_on(server.url("postgres"))).await;
+    let (client, owner) = (space.schema.client().await, space.owner(1).await);
+    let stream = stream();
+    client.batch_execute("begin").await.unwrap();
+    call(&client, &[event(stream, "prepared")]).await.unwrap();
+    client.batch_execute("prepare transaction 'two phases'").await.unwrap();
+    let (texts, at) = owner.drain(&ReadPosition::default(), 10).await;
+    assert!(texts.is_empty(), "{texts:?}");
+    // Its stream waits for the second phase, also without a session.
+    let other = space.schema.client().await;
+    other.batch_execute("set lock_timeout = '50ms'").await.unwrap();
+    assert_eq!(code(call(&other, &[event(stream, "next")]).await), "55P03");
+    client.batch_execute("commit prepared 'two phases'").await.unwrap();
+    assert_eq!(call(&other, &[event(stream, "next")]).await.unwrap()[0].seq, Some(2));
+    assert_eq!(owner.drain(&at, 10).await.0, ["prepared", "next"]);
 }

@@ -33,7 +33,6 @@ pub struct Process {
     pub runtime: SimRuntime,
     pub rings: Vec<RingSender<Arrival>>,
     pub budgets: Vec<Arc<Budget>>,
-    pub metrics: Vec<Arc<ShardMetrics>>,
     pub reports: Rc<RefCell<Vec<ShardReport>>>,
     stop: StopFlag,
     ended: Rc<Cell<bool>>,
@@ -65,7 +64,7 @@ impl Process {
         let lease = Arc::new(LeaseCell::default());
         let incarnation = Rc::new(Cell::new(0));
         let reports = Rc::new(RefCell::new(Vec::new()));
-        let (mut rings, mut budgets, mut metrics) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rings, mut budgets) = (Vec::new(), Vec::new());
         for shard in 0..plan.shards {
             let (sender, receiver) = Ring::new(1024);
             let budget = Arc::new(Budget::default());
@@ -77,7 +76,7 @@ impl Process {
                 ring: receiver,
                 budget: budget.clone(),
                 lease: lease.clone(),
-                metrics: counts.clone(),
+                metrics: counts,
                 pool: Arc::new(Pool::new(64, 1 << 20)),
                 settings: ShardSettings { shard, shards: plan.shards, ..plan.settings.clone() },
             };
@@ -88,7 +87,6 @@ impl Process {
             });
             rings.push(sender);
             budgets.push(budget);
-            metrics.push(counts);
         }
         let stop = StopFlag { runtime: runtime.clone(), raised: Rc::new(Cell::new(false)) };
         let ended = Rc::new(Cell::new(false));
@@ -117,7 +115,7 @@ impl Process {
             keeper.keep(flag).await;
             has_ended.set(true);
         });
-        Self { runtime, rings, budgets, metrics, reports, stop, ended }
+        Self { runtime, rings, budgets, reports, stop, ended }
     }
 
     /// An orderly stop: shards first, then the keeper. It goes on by itself.

@@ -14,6 +14,7 @@ struct Request {
     incarnation: i32,
     shard: u16,
     ownership: i64,
+    epoch: Option<crate::ids::Epoch>,
     only_cursor: bool,
     cursor: Option<Snapshot>,
     park: Vec<Park>,
@@ -43,6 +44,7 @@ impl ModelStore {
             incarnation: incarnation.number,
             shard: request.shard,
             ownership: request.ownership,
+            epoch: request.epoch,
             only_cursor: request.only_cursor(),
             cursor: request.cursor.clone(),
             park: request.park.clone(),
@@ -61,6 +63,9 @@ async fn settle(tx: Tx, request: Request) -> Result<SettleReply, StoreError> {
     }
     tx.pause().await?;
     let epoch = tx.model.epoch();
+    if request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash) {
+        return Ok(SettleReply::Settled { epoch, unparked: Vec::new() });
+    }
     {
         let database = tx.database();
         let alive = database.instances.get(&request.incarnation).is_some_and(|of| of.alive);

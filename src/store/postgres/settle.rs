@@ -10,9 +10,10 @@ use crate::seam::store::{SettleReply, SettleRequest, StoreError};
 use crate::store::columns::{Column, of, put_bool, put_bytes, put_i16, put_i32, put_i64, put_uuid};
 
 pub(super) fn settle_sql(schema: &str) -> Sql {
-    let parameters = (5..=34).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-    let text =
-        format!("select fenced, epoch, unparked from {schema}.settle($1, $2, $3, $4::text::pg_snapshot, {parameters})");
+    let parameters = (6..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "select fenced, epoch, unparked from {schema}.settle($1, $2, $3, $4, $5::text::pg_snapshot, {parameters})"
+    );
     Sql { slot: 2, text }
 }
 
@@ -52,12 +53,14 @@ pub(super) async fn settle(
 ) -> Result<SettleReply, StoreError> {
     let statement = connection.prepare(sql).await?;
     let shard = request.shard as i16;
+    let epoch = request.epoch.map(|epoch| epoch.0);
     let cursor = request.cursor.as_ref().map(ToString::to_string);
     let SettleRequest { park, spill, drained, dead, unpark, .. } = request;
-    let parameters: [&(dyn ToSql + Sync); 34] = [
+    let parameters: [&(dyn ToSql + Sync); 35] = [
         &incarnation.number,
         &shard,
         &request.ownership,
+        &epoch,
         &cursor,
         &lanes(park, |item| item.lane_id),
         &names(park, |item| item.destination),

@@ -12,7 +12,7 @@ use crate::seam::store::{LastNumbers, NO_STREAM, Origin, StoreError, StoreReply,
 use crate::store::columns::{self, Batches, Column, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
 
 pub(super) fn store_sql(schema: &str) -> Sql {
-    let parameters = (1..=43).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let parameters = (1..=44).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
     let text = format!(
         "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version \
          from {schema}.store_shard_messages({parameters})"
@@ -50,6 +50,7 @@ pub(super) async fn store(
     let incarnation = request.origin.incarnation.number;
     let shard = request.origin.shard as i16;
     let read_xmax = request.read.xmax() as i64;
+    let epoch = request.epoch.map(|epoch| epoch.0);
     let read_listed = columns::of_u64(request.read.listed());
     let partitions = columns::of_u32(request.partitions);
     let stream_id = columns::of_uuid(request.stream_id);
@@ -127,13 +128,14 @@ pub(super) async fn store(
     });
 
     let due = (scheduled > 0).then_some(due);
-    let parameters: [&(dyn ToSql + Sync); 43] = [
+    let parameters: [&(dyn ToSql + Sync); 44] = [
         &incarnation,
         &shard,
         &request.origin.flush_number,
         &request.ownership,
         &read_xmax,
         &read_listed,
+        &epoch,
         &partitions,
         &stream_id,
         &stream_partition,
