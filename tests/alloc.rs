@@ -142,7 +142,7 @@ async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_pus
         assert!(Instant::now() < deadline, "no partitions");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let load = Load { engine, streams: (0..1_000).map(|_| Uuid::now_v7()).collect(), shard: shard_threads() };
+    let load = Load { engine, streams: (0..100).map(|_| Uuid::now_v7()).collect(), shard: shard_threads() };
 
     // Warm: every stream known, every buffer grown.
     for rows in [1_000, 100, 1_000] {
