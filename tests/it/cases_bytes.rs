@@ -165,8 +165,7 @@ async fn reborn_xid_with_a_message_is_published() {
         client.batch_execute(&format!("set search_path = {}", quoted(&schema.name))).await.unwrap();
         let transaction = client.transaction().await.unwrap();
         call(&transaction, &[message(Uuid::now_v7(), &attempt.to_string())]).await.expect("stored");
-        let xid: i64 =
-            transaction.query_one("select pg_current_xact_id()::text::int8", &[]).await.unwrap().get(0);
+        let xid: i64 = transaction.query_one("select pg_current_xact_id()::text::int8", &[]).await.unwrap().get(0);
         transaction.commit().await.unwrap();
         sink.wait_for(attempt).await;
         reborn += usize::from(xid <= burnt);

@@ -152,7 +152,8 @@ async fn two_writers_of_one_stream_beside_its_owner() {
         async move {
             let client = schema.client().await;
             for batch in 0..10 {
-                let rows: Vec<Message> = (0..10).map(|n| event(stream, &format!("{name}{:03}", batch * 10 + n))).collect();
+                let rows: Vec<Message> =
+                    (0..10).map(|n| event(stream, &format!("{name}{:03}", batch * 10 + n))).collect();
                 call(&client, &rows).await.expect("nobody's batch is aborted");
             }
         }
@@ -172,7 +173,8 @@ async fn two_writers_of_one_stream_beside_its_owner() {
         assert!(of.len() == 100 && of.is_sorted(), "{name}: {of:?}");
     }
     let client = schema.client().await;
-    let row = client.query_one("select count(*), max(version), max(stream_seq) from wh_event_store", &[]).await.unwrap();
+    let row =
+        client.query_one("select count(*), max(version), max(stream_seq) from wh_event_store", &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1), row.get::<_, i64>(2)), (300, 300, 300));
 }
 
@@ -207,8 +209,7 @@ async fn held_four_hold_up_nobody_but_their_own_stream() {
     holders[0].batch_execute("create table elsewhere (n int)").await.unwrap();
     let own = Uuid::now_v7();
     let [snapshot, writer, enlisted, locks] = &mut holders;
-    let snapshot =
-        snapshot.build_transaction().isolation_level(IsolationLevel::RepeatableRead).start().await.unwrap();
+    let snapshot = snapshot.build_transaction().isolation_level(IsolationLevel::RepeatableRead).start().await.unwrap();
     snapshot.query("select 1 from elsewhere", &[]).await.unwrap();
     let writer = writer.transaction().await.unwrap();
     writer.execute("insert into elsewhere values (1)", &[]).await.unwrap();

@@ -4,9 +4,9 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test says by it what it stands on.
 
 mod bad_input;
-mod cli;
 mod cases_bytes;
 mod cases_order;
+mod cli;
 mod connect;
 mod dump;
 mod engine;
