@@ -241,3 +241,20 @@ fn each_invariant_of_the_architecture_names_a_test_that_exists() {
     }
     assert!(count >= 10, "{count} invariants");
 }
+
+#[test]
+fn the_readmes_tuning_table_is_the_codes() {
+    use corelane::config::{TABLE_BEGIN, TABLE_END, tuning_table};
+    let path = root().join("README.md");
+    let text = fs::read_to_string(&path).expect("README.md");
+    let (before, rest) = text.split_once(TABLE_BEGIN).expect("the table's begin");
+    let (table, after) = rest.split_once(TABLE_END).expect("the table's end");
+    if table.trim() == tuning_table().trim() {
+        return;
+    }
+    if std::env::var_os("CORELANE_UPDATE_GOLDEN").is_some() {
+        fs::write(&path, format!("{before}{TABLE_BEGIN}\n{}{TABLE_END}{after}", tuning_table())).expect("README.md");
+    } else {
+        panic!("README.md is behind src/config/keys.rs: CORELANE_UPDATE_GOLDEN=1 writes it anew");
+    }
+}

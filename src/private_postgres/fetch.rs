@@ -11,6 +11,11 @@ use super::{Binaries, find};
 
 /// Tries to install the server. Otherwise the text says why not.
 pub(super) fn fetch() -> Result<Binaries, String> {
+    fetch_with("/etc/postgresql-common")
+}
+
+/// With the directory of the package's settings: a test must not change this machine's.
+pub(super) fn fetch_with(directory: &str) -> Result<Binaries, String> {
     if std::env::var_os("CORELANE_PG_BIN").is_some() {
         return Err(" (CORELANE_PG_BIN is set, and there are none in it)".into());
     }
@@ -35,7 +40,6 @@ pub(super) fn fetch() -> Result<Binaries, String> {
             return Err(" (the installation was declined)".into());
         }
     }
-    let directory = "/etc/postgresql-common";
     let file = format!("{directory}/createcluster.conf");
     std::fs::create_dir_all(directory).map_err(|error| format!(" ({directory}: {error})"))?;
     let old = std::fs::read_to_string(&file).unwrap_or_default();

@@ -11,6 +11,8 @@ mod binaries;
 mod cluster;
 mod fetch;
 mod sweep;
+#[cfg(test)]
+mod tests;
 
 pub use binaries::{Binaries, find};
 pub use cluster::{Options, PrivatePostgres, StopMode};

@@ -7,6 +7,8 @@
 mod conformance;
 
 mod bad_input;
+mod cases_bytes;
+mod cases_order;
 mod cli;
 mod connect;
 mod dump;

@@ -36,6 +36,12 @@ pub fn own_cluster() -> PrivatePostgres {
     PrivatePostgres::start(Options::default()).expect("a private Postgres")
 }
 
+/// A cluster for one test alone, with settings of its own.
+pub fn own_cluster_with(settings: &[&str]) -> PrivatePostgres {
+    let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
+    PrivatePostgres::start(Options { settings, ..Options::default() }).expect("a private Postgres")
+}
+
 /// A fresh schema name on a server, dropped at the end.
 pub struct TestSchema {
     pub url: String,
