@@ -1,3 +1,4 @@
+-- What pg_dump shows of a fresh schema. Written by tests/it/schema.rs with CORELANE_UPDATE_GOLDEN=1, never by hand.
 CREATE SCHEMA corelane;
 
 CREATE FUNCTION corelane.check_installation(OUT fits boolean, OUT why_not text, OUT partition_count integer, OUT generation integer) RETURNS record
@@ -278,6 +279,10 @@ begin
     from "corelane".wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
     if v_xid is null then
+        insert into "corelane".wh_flush_given_up as g (flush_number, incarnation, shard)
+        values (p_flush, p_incarnation, p_shard)
+        on conflict (incarnation, shard) do update
+        set flush_number = greatest(g.flush_number, excluded.flush_number), given_up_at = excluded.given_up_at;
         return;
     end if;
 
@@ -398,6 +403,8 @@ begin
     where i.state <> 0 and i.lease_until < clock_timestamp() - interval '1 day'
         and not exists (select from wh_partition p where p.owner = i.number)
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
+
+    delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
 
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.
@@ -663,7 +670,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.settle(p_incarnation integer, p_shard smallint, p_ownership bigint, p_cursor pg_snapshot, p_park_lane uuid[], p_park_destination text[], p_park_partition integer[], p_park_seq bigint[], p_park_attempts integer[], p_park_reason smallint[], p_park_error text[], p_park_error_cut boolean[], p_park_due_in_ms bigint[], p_spill_lane uuid[], p_spill_destination text[], p_spill_partition integer[], p_spill_seq bigint[], p_spill_version bigint[], p_drained_lane uuid[], p_drained_destination text[], p_drained_partition integer[], p_drained_seq bigint[], p_dead_lane uuid[], p_dead_destination text[], p_dead_partition integer[], p_dead_seq bigint[], p_dead_version bigint[], p_dead_attempts integer[], p_dead_reason smallint[], p_dead_error text[], p_dead_error_cut boolean[], p_unpark_lane uuid[], p_unpark_destination text[], p_unpark_partition integer[], OUT fenced boolean, OUT epoch uuid, OUT unparked boolean[]) RETURNS record
+CREATE FUNCTION corelane.settle(p_incarnation integer, p_shard smallint, p_ownership bigint, p_epoch uuid, p_cursor pg_snapshot, p_park_lane uuid[], p_park_destination text[], p_park_partition integer[], p_park_seq bigint[], p_park_attempts integer[], p_park_reason smallint[], p_park_error text[], p_park_error_cut boolean[], p_park_due_in_ms bigint[], p_spill_lane uuid[], p_spill_destination text[], p_spill_partition integer[], p_spill_seq bigint[], p_spill_version bigint[], p_drained_lane uuid[], p_drained_destination text[], p_drained_partition integer[], p_drained_seq bigint[], p_dead_lane uuid[], p_dead_destination text[], p_dead_partition integer[], p_dead_seq bigint[], p_dead_version bigint[], p_dead_attempts integer[], p_dead_reason smallint[], p_dead_error text[], p_dead_error_cut boolean[], p_unpark_lane uuid[], p_unpark_destination text[], p_unpark_partition integer[], OUT fenced boolean, OUT epoch uuid, OUT unparked boolean[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -693,6 +700,9 @@ begin
         epoch := "corelane".wh_epoch_token();
     end if;
     unparked := '{}';
+    if p_epoch <> epoch then
+        return;
+    end if;
 
     if v_only_cursor then
         perform set_config('synchronous_commit', 'off', true);
@@ -862,7 +872,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
+CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -876,6 +886,7 @@ declare
     v_segment int2;
     v_owned bool;
     v_foreign bool;
+    v_given_up bool;
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
@@ -914,15 +925,21 @@ begin
         coalesce((select i.state = 0 and i.ownership = p_ownership from "corelane".wh_instance i
             where i.number = p_incarnation), false),
         (select s.current from "corelane".wh_segment s),
+        exists (select from "corelane".wh_flush_given_up g
+            where g.incarnation = p_incarnation and g.shard = p_shard and g.flush_number >= p_flush),
         exists (select from "corelane".wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from "corelane".wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, v_owned, v_segment, v_foreign;
+    into epoch, v_owned, v_segment, v_given_up, v_foreign;
+    if v_given_up then
+        raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
+    end if;
     owned := v_owned;
-    is_foreign := v_foreign;
     if epoch is null then
         epoch := "corelane".wh_epoch_token();
     end if;
+    v_foreign := v_foreign or coalesce(p_epoch <> epoch, false);
+    is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
         select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
@@ -1676,6 +1693,13 @@ CREATE TABLE corelane.wh_event_store (
     payload bytea NOT NULL
 );
 
+CREATE TABLE corelane.wh_flush_given_up (
+    flush_number bigint NOT NULL,
+    given_up_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    incarnation integer NOT NULL,
+    shard smallint NOT NULL
+);
+
 CREATE TABLE corelane.wh_installation (
     only_row boolean DEFAULT true NOT NULL,
     system_identifier bigint NOT NULL,
@@ -2037,6 +2061,9 @@ ALTER TABLE ONLY corelane.wh_epoch
 
 ALTER TABLE ONLY corelane.wh_event_store
     ADD CONSTRAINT wh_event_store_pkey PRIMARY KEY (stream_id, version);
+
+ALTER TABLE ONLY corelane.wh_flush_given_up
+    ADD CONSTRAINT wh_flush_given_up_pkey PRIMARY KEY (incarnation, shard);
 
 ALTER TABLE ONLY corelane.wh_installation
     ADD CONSTRAINT wh_installation_pkey PRIMARY KEY (only_row);

@@ -48,11 +48,11 @@ pub async fn store(
                 }
                 let rows = from..(from + CALL_ROWS).min(count);
                 let len = (rows.end - rows.start) as usize;
-                let mut make = || (0..len).map(|_| ids.next()).collect::<Vec<Uuid>>();
+                let mut make = || (0..len).map(|_| ids.draw()).collect::<Vec<Uuid>>();
                 let (correlation, causation, trace) = (make(), make(), make());
                 let message: Vec<Uuid> = (0..len).map(|_| Uuid::now_v7()).collect();
                 let stream: Vec<Uuid> = rows.map(|row| family.stream((row % streams) as u32)).collect();
-                let payloads: Vec<Vec<u8>> = (0..len).map(|_| payload.next().to_vec()).collect();
+                let payloads: Vec<Vec<u8>> = (0..len).map(|_| payload.draw().to_vec()).collect();
                 let span: Vec<i64> = trace.iter().map(|id| id.as_u128() as i64).collect();
                 client
                     .execute(

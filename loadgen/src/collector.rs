@@ -6,7 +6,7 @@
 //! Invariants
 //! - Streams of the *refused* family are refused every time: they are what `--parked` parks.
 //! - A latency is recorded for first copies only, and by message.
-//! - Memory is bounded: acknowledgement times stand in a ring of [`CALLS_MAX`] calls.
+//! - Memory is bounded: acknowledgement times stand in a ring of `CALLS_MAX` calls.
 
 use std::future::Future;
 use std::pin::Pin;

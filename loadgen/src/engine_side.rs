@@ -234,7 +234,7 @@ impl Subject<'_> {
         while left > 0 {
             let count = left.min(u64::from(streams));
             left -= count;
-            let (correlation_id, payload, ids) = (ids.next(), &mut payload, &mut ids);
+            let (correlation_id, payload, ids) = (ids.draw(), &mut payload, &mut ids);
             let messages = (0..count as u32).map(|stream| {
                 payload.count();
                 Message::new(self.refused.stream(stream), payload, correlation_id, ids)
@@ -317,9 +317,9 @@ impl Message {
     /// An event with everything a traced one carries.
     #[must_use]
     pub fn new(stream_id: Uuid, payload: &Payload, correlation_id: Uuid, ids: &mut Ids) -> Self {
-        let trace_id = ids.next();
+        let trace_id = ids.draw();
         let trace = Trace { trace_id, span_id: trace_id.as_u128() as u64 | 1, flags: 1 };
-        let wishes = Wishes { correlation_id, causation_id: ids.next(), trace, ..Wishes::default() };
+        let wishes = Wishes { correlation_id, causation_id: ids.draw(), trace, ..Wishes::default() };
         Self { stream_id, payload: payload.view(), wishes, is_event: true }
     }
 
@@ -373,7 +373,7 @@ impl Caller for EngineCaller {
         self.collector.call_begins(call);
         self.chosen.clear();
         for _ in 0..self.batch {
-            let stream = self.streams.next();
+            let stream = self.streams.draw();
             self.chosen.push(stream);
             self.payload.count();
             let stream_id = self.family.stream(stream);

@@ -153,7 +153,7 @@ impl Display {
                 bar.set_message(format!("{rate:>9.0}/s  {} published  {behind} on their way", last.published));
             }
             Self::Lines { title } => {
-                if (samples.len() - 1) % 5 == 0 {
+                if (samples.len() - 1).is_multiple_of(5) {
                     let elapsed = last.at.duration_since(samples[0].at).as_secs();
                     eprintln!("{title}: {elapsed} s, {rate:.0}/s, {} published, {behind} on their way", last.published);
                 }

@@ -73,7 +73,7 @@ impl StreamChoice {
     }
 
     /// The next stream's index.
-    pub fn next(&mut self) -> u32 {
+    pub fn draw(&mut self) -> u32 {
         let place = match &self.cumulative {
             None => self.random.random_range(0..self.own),
             Some(cumulative) => {
@@ -147,7 +147,7 @@ impl Payload {
     }
 
     /// The bytes of the next message.
-    pub fn next(&mut self) -> &[u8] {
+    pub fn draw(&mut self) -> &[u8] {
         self.count();
         write_counter(&mut self.own, self.counter);
         &self.own
@@ -155,7 +155,7 @@ impl Payload {
 
     /// The next message's bytes as text: they are ASCII.
     pub fn next_text(&mut self) -> &str {
-        self.next();
+        self.draw();
         std::str::from_utf8(&self.own).unwrap_or_default()
     }
 }
@@ -197,8 +197,8 @@ mod tests {
     #[test]
     fn a_payload_is_json_of_the_size_asked_for_and_changes() {
         let mut payload = Payload::new(200);
-        let first = payload.next().to_vec();
-        let second = payload.next().to_vec();
+        let first = payload.draw().to_vec();
+        let second = payload.draw().to_vec();
         assert_eq!((first.len(), second.len()), (200, 200));
         assert_ne!(first, second);
         let value: serde_json::Value = serde_json::from_slice(&second).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         let mut written = b"before".to_vec();
         payload.view().write(&mut written);
         assert_eq!(written[6..], second[..]);
-        assert_eq!(Payload::new(crate::scenario::PAYLOAD_BYTES_MIN).next().len(), 32);
+        assert_eq!(Payload::new(crate::scenario::PAYLOAD_BYTES_MIN).draw().len(), 32);
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         for caller in 0..3 {
             let mut choice = StreamChoice::new(&scenario, caller, 1);
             for _ in 0..500 {
-                let stream = choice.next() as usize;
+                let stream = choice.draw() as usize;
                 assert!(owner[stream].is_none_or(|other| other == caller), "stream {stream}");
                 owner[stream] = Some(caller);
             }
@@ -228,7 +228,7 @@ mod tests {
     fn zipf_prefers_few() {
         let scenario = scenario("--streams 1000 --callers 1 --distribution zipf");
         let mut choice = StreamChoice::new(&scenario, 0, 1);
-        let first = (0..10_000).filter(|_| choice.next() == 0).count();
+        let first = (0..10_000).filter(|_| choice.draw() == 0).count();
         assert!((1000..2000).contains(&first), "1 / H(1000) is 13 %: {first}");
     }
 

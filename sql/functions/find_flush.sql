@@ -1,7 +1,8 @@
 -- find_flush: whether a flush whose connection was lost at its commit is there.
 -- in: p_incarnation, p_shard, p_flush; p_since: a transaction id no newer than the flush's; p_stream_id: its streams
--- out: no row if it did not commit, and never will; else xid, epoch, position, owned, and the numbers that each
---     stream had before it (0: none)
+-- out: no row if it did not commit, and never will: it is given up, should its call arrive yet; else xid, epoch,
+--     position, owned, and the numbers that each stream had before it (0: none)
+-- refused with CL005 if it is not there and the incarnation has ended: then its absence proves nothing
 -- locks: the shard's flushes (exclusive, waiting): the lost transaction holds it until it has ended, and a second
 --     one of the same number cannot begin meanwhile. The look-up is a later statement than the lock
 -- cost: the log since p_since; a scan of each stream's rows (rare: once a lost connection)
@@ -27,6 +28,15 @@ begin
     from @schema@.wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
     if v_xid is null then
+        if not exists (select from @schema@.wh_instance i where i.number = p_incarnation and i.state = 0) then
+            -- Its successors may have published what it stored, and a rotation may have truncated it.
+            raise exception 'whether flush % of incarnation % was stored cannot be told any more: the incarnation has ended',
+                p_flush, p_incarnation using errcode = 'CL005';
+        end if;
+        insert into @schema@.wh_flush_given_up as g (flush_number, incarnation, shard)
+        values (p_flush, p_incarnation, p_shard)
+        on conflict (incarnation, shard) do update
+        set flush_number = greatest(g.flush_number, excluded.flush_number), given_up_at = excluded.given_up_at;
         return;
     end if;
 

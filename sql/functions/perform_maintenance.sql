@@ -49,6 +49,8 @@ begin
         and not exists (select from wh_partition p where p.owner = i.number)
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
 
+    delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
+
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.
     foreach v_segment in array array[(v_current + 1) % 3, (v_current + 2) % 3] loop

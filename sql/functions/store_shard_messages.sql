@@ -51,6 +51,7 @@ declare
     v_segment int2;
     v_owned bool;
     v_foreign bool;
+    v_given_up bool;
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
@@ -89,10 +90,15 @@ begin
         coalesce((select i.state = 0 and i.ownership = p_ownership from @schema@.wh_instance i
             where i.number = p_incarnation), false),
         (select s.current from @schema@.wh_segment s),
+        exists (select from @schema@.wh_flush_given_up g
+            where g.incarnation = p_incarnation and g.shard = p_shard and g.flush_number >= p_flush),
         exists (select from @schema@.wh_log l where not l.owned and l.xid >= p_read_xmax)
             or (cardinality(p_read_listed) > 0
                 and exists (select from @schema@.wh_log l where not l.owned and l.xid = any (p_read_listed)))
-    into epoch, v_owned, v_segment, v_foreign;
+    into epoch, v_owned, v_segment, v_given_up, v_foreign;
+    if v_given_up then
+        raise exception 'flush % was looked up, not found, and given up', p_flush using errcode = 'CL004';
+    end if;
     owned := v_owned;
     if epoch is null then
         epoch := @schema@.wh_epoch_token();

@@ -5,7 +5,6 @@
 -- A transaction that had its id before the call knows no floor (0).
 -- locks: none; the caller holds the streams'
 -- out: floor int8, xid int8, position int8 (the first; message i has position + i - 1)
--- locks: none; the caller holds the streams' already
 create or replace function @schema@.wh_draw_position(out floor int8, out xid int8, out "position" int8)
 language plpgsql volatile
 as $$

@@ -165,6 +165,16 @@ create table @schema@.wh_cursor (
     primary key (incarnation, shard, number)
 );
 
+-- A shard's newest flush that was looked up after a lost connection and not found. Its call may not have reached the
+-- server yet: when it does, it is refused, since its rows have been sent again.
+create table @schema@.wh_flush_given_up (
+    flush_number int8 not null,
+    given_up_at timestamptz not null default clock_timestamp(),
+    incarnation int4 not null,
+    shard int2 not null,
+    primary key (incarnation, shard)
+);
+
 -- What is resolved for a partition: the union of both snapshots (wh_snapshot_union).
 create view @schema@.wh_resolved as
     select p.partition, p.owner, p.base, coalesce(c.resolved, '1:1:'::pg_snapshot) as cursor

@@ -170,7 +170,7 @@ impl Bounds {
 impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Integer { min, max, why } if why.is_empty() => write!(f, "{min}..={max}"),
+            Self::Integer { min, max, why: "" } => write!(f, "{min}..={max}"),
             Self::Integer { min, max, why } => write!(f, "{min}..={max} ({why})"),
             Self::Text { min, max } => write!(f, "text of {min}..={max} bytes without NUL"),
             Self::Secret => f.write_str("text without NUL"),

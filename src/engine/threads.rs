@@ -69,6 +69,9 @@ impl ThreadMain for ShardMain {
     }
 }
 
+/// The partitions a shard holds, for whoever looks from outside.
+type HeldView = Arc<Mutex<Vec<HeldPartition>>>;
+
 /// The lease keeper's thread.
 pub(super) struct KeeperMain {
     pub connect: ConnectPlan,
@@ -78,7 +81,7 @@ pub(super) struct KeeperMain {
     pub times: LeaseTimes,
     pub owns: bool,
     pub lease: Arc<LeaseCell>,
-    pub shards: Vec<(RingSender<Arrival>, Arc<Mutex<Vec<HeldPartition>>>)>,
+    pub shards: Vec<(RingSender<Arrival>, HeldView)>,
     pub stop: tokio::sync::watch::Receiver<bool>,
 }
 

@@ -126,3 +126,65 @@ impl Numbers {
         self.entries.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    #[test]
+    fn a_stream_has_one_index_in_a_flush_and_another_in_the_next() {
+        let mut numbers = Numbers::with_capacity(10);
+        numbers.begin_flush();
+        let taken = |(index, is_new, _): (u32, bool, StreamEntry)| (index, is_new);
+        assert_eq!(taken(numbers.index_in_flush(stream(1), 0)), (0, true));
+        assert_eq!(taken(numbers.index_in_flush(stream(2), 1)), (1, true));
+        assert_eq!(taken(numbers.index_in_flush(stream(1), 2)), (0, false));
+        numbers.begin_flush();
+        assert_eq!(taken(numbers.index_in_flush(stream(2), 0)), (0, true));
+    }
+
+    #[test]
+    fn what_an_older_generation_says_makes_nothing_known() {
+        let mut numbers = Numbers::with_capacity(10);
+        let sent_in = numbers.generation();
+        numbers.learn(stream(1), 5, 2, sent_in);
+        let entry = *numbers.entry(stream(1));
+        assert!(numbers.is_known(&entry) && (entry.last_seq, entry.last_version) == (5, 2));
+        numbers.forget_numbers();
+        assert!(!numbers.is_known(&entry), "somebody else has stored");
+        // The answer to a flush that was on its way meanwhile.
+        numbers.learn(stream(1), 6, 3, sent_in);
+        let entry = *numbers.entry(stream(1));
+        assert!(!numbers.is_known(&entry));
+        numbers.learn(stream(1), 7, 3, numbers.generation());
+        let entry = *numbers.entry(stream(1));
+        assert!(numbers.is_known(&entry));
+    }
+
+    #[test]
+    fn forgetting_numbers_keeps_how_far_the_lanes_were_fed_and_clearing_does_not() {
+        let mut numbers = Numbers::with_capacity(10);
+        numbers.entry(stream(1)).fed_seq = 4;
+        numbers.forget_numbers();
+        assert_eq!(numbers.entry(stream(1)).fed_seq, 4);
+        numbers.clear();
+        assert_eq!(numbers.entry(stream(1)).fed_seq, UNFED);
+    }
+
+    #[test]
+    fn memory_is_shed_above_the_bound_except_for_streams_with_waiting_rows() {
+        let mut numbers = Numbers::with_capacity(3);
+        for number in 1..=4 {
+            numbers.entry(stream(number)).fed_seq = 1;
+        }
+        numbers.entry(stream(2)).waiting = 1;
+        numbers.shed();
+        assert_eq!((numbers.len(), numbers.entry(stream(2)).fed_seq), (1, 1));
+        numbers.shed();
+        assert_eq!(numbers.len(), 1, "within the bound nothing goes");
+    }
+}

@@ -365,8 +365,10 @@ pub trait Store: 'static {
     fn store_outbox_messages(&self, request: &StoreRequest<'_>)
     -> impl Future<Output = Result<StoreReply, StoreError>>;
 
-    /// Whether the flush committed, asked under the lock of the shard's flushes: one still committing is waited
-    /// for. `looked_up` then holds the streams' last numbers before it. `since`: an id no newer than the flush's.
+    /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
+    /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
+    /// last numbers before it. `since` is a transaction id no newer than the flush's. Refused if it is not there and
+    /// the incarnation has ended: then its absence proves nothing.
     fn find_flush(
         &self,
         origin: Origin,

@@ -285,6 +285,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
                 Ok(found) => return Ok(found),
+                // It cannot be told any more: this incarnation has ended meanwhile.
+                Err(error @ StoreError::Refused { .. }) => return Err(error),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {

@@ -8,6 +8,9 @@ mod claim;
 mod flush;
 mod numbering;
 mod pending;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod pending_tests;
 mod publish;
 mod settle;
 mod signal;

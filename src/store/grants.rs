@@ -22,7 +22,10 @@ pub const GRANTS: &[(&str, &[&str])] = &[
     ("wh_partition wh_segment", &["select", "update"]),
     ("wh_stream wh_dead_letter", &["select", "insert", "update"]),
     ("wh_cursor", &["select", "insert", "delete"]),
-    ("wh_instance wh_rotation wh_parked wh_parked_reference wh_scheduled", &["select", "insert", "update", "delete"]),
+    (
+        "wh_instance wh_rotation wh_parked wh_parked_reference wh_scheduled wh_flush_given_up",
+        &["select", "insert", "update", "delete"],
+    ),
 ];
 
 /// Sequences, with USAGE.

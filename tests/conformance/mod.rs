@@ -365,6 +365,8 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     };
     assert!(matches!(store.settle(a, &cursor).await.unwrap(), SettleReply::Settled { .. }));
     keeper_a.deregister_instance(a).await.unwrap();
+    let absent = store.find_flush(reader.origin(99), &[id(10)], 0).await;
+    assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
     assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
     let late = SettleRequest { cursor: Some(Snapshot::new(1 << 40, Vec::new())), ..SettleRequest::default() };

@@ -14,6 +14,9 @@ use crate::support;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/schema.golden.sql");
 
+/// What the golden file is for.
+const HEADER: &str = "-- What pg_dump shows of a fresh schema. Written by tests/it/schema.rs with CORELANE_UPDATE_GOLDEN=1, never by hand.";
+
 /// A dump without what differs from server to server and from run to run.
 fn normalized(dump: &str, schema: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
@@ -28,7 +31,7 @@ fn normalized(dump: &str, schema: &str) -> String {
             lines.push(line);
         }
     }
-    lines.join("\n").trim_end().to_owned() + "\n"
+    format!("{HEADER}\n{}\n", lines.join("\n").trim())
 }
 
 #[tokio::test]

@@ -344,6 +344,22 @@ async fn a_lost_flush_is_looked_up_behind_its_own_lock() {
 }
 
 #[tokio::test]
+async fn a_flush_that_was_not_found_is_given_up_should_it_arrive_yet() {
+    let space = Space::new().await;
+    let mut owner = space.owner(1).await;
+    owner.store(&[loose("first")]).await;
+    // Its connection was lost before the server had begun with it.
+    let mut next = owner.origin();
+    next.flush_number += 1;
+    assert_eq!(owner.store.find_flush(next, &[], 0).await.unwrap(), None);
+    match owner.try_store(&[loose("second")]).await {
+        Err(StoreError::Refused { sqlstate, .. }) => assert_eq!(sqlstate, "CL004"),
+        other => panic!("the caller was told that it is sent again, and here it is: {other:?}"),
+    }
+    assert!(matches!(owner.try_store(&[loose("second, sent again")]).await, Ok(StoreReply::Stored(_))));
+}
+
+#[tokio::test]
 async fn a_dropped_call_takes_its_connection_along() {
     let space = Space::new().await;
     let mut owner = space.owner(1).await;

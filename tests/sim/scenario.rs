@@ -272,7 +272,8 @@ fn check_told(runtime: &SimRuntime, model: &Model, told: &Told) {
         }
     }
     for message in &told.scheduled {
-        if !history.contains_key(message) {
+        // What was stored by the very last flush may not be due yet.
+        if !history.contains_key(message) && !model.is_scheduled(*message) {
             runtime.fail(format!("P3: scheduled {message} was acknowledged, and never came"));
         }
     }

@@ -193,23 +193,23 @@ impl CeilingCaller {
         rows.version.clear();
         rows.span_id.clear();
         rows.partition.clear();
-        let correlation = self.ids.next();
+        let correlation = self.ids.draw();
         for row in 0..self.batch {
-            let stream = self.streams.next();
+            let stream = self.streams.draw();
             let stream_id = self.family.stream(stream);
             let version = &mut self.versions[stream as usize];
             *version += 1;
-            let trace = self.ids.next();
+            let trace = self.ids.draw();
             rows.version.push(*version);
             rows.span_id.push(trace.as_u128() as i64);
             rows.stream_id.push(stream_id);
             rows.message_id.push(Uuid::now_v7());
             rows.correlation_id.push(correlation);
-            rows.causation_id.push(self.ids.next());
+            rows.causation_id.push(self.ids.draw());
             rows.trace_id.push(trace);
             rows.partition.push(corelane::partition::partition_of(stream_id, 256) as i32);
             rows.payload[row].clear();
-            rows.payload[row].extend_from_slice(self.payload.next());
+            rows.payload[row].extend_from_slice(self.payload.draw());
         }
     }
 

@@ -55,7 +55,7 @@ impl Default for Ids {
 
 impl Ids {
     /// The next id.
-    pub fn next(&mut self) -> uuid::Uuid {
+    pub fn draw(&mut self) -> uuid::Uuid {
         // A Weyl sequence with an odd constant: never repeats within 2^128 and spreads over all bytes.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
         uuid::Uuid::from_u128(self.0)

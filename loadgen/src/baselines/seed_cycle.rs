@@ -143,11 +143,11 @@ impl Caller for SeedCaller {
     async fn call(&mut self, _intended: Instant) -> Result<u64> {
         self.json.clear();
         self.json.push('[');
-        let correlation = self.ids.next();
+        let correlation = self.ids.draw();
         for row in 0..self.batch {
             let separator = if row == 0 { "" } else { "," };
-            let stream_id = self.family.stream(self.streams.next());
-            let (message_id, causation, trace) = (Uuid::now_v7(), self.ids.next(), self.ids.next());
+            let stream_id = self.family.stream(self.streams.draw());
+            let (message_id, causation, trace) = (Uuid::now_v7(), self.ids.draw(), self.ids.draw());
             // Writing to a String cannot fail. Envelope and metadata as in the seed: id, payload, hops.
             let traceparent = (trace.simple(), trace.as_u128() as u64);
             let _ = write!(

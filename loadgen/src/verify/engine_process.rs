@@ -189,8 +189,8 @@ impl Producer {
 
     fn prepare(&self, random: &mut StdRng, payload: &mut Payload, ids: &mut Ids) -> Prepared {
         let stream_id = self.family.stream(random.random_range(0..self.args.streams));
-        let payload_hash = hash_of(payload.next());
-        let message = Message::new(stream_id, payload, ids.next(), ids);
+        let payload_hash = hash_of(payload.draw());
+        let message = Message::new(stream_id, payload, ids.draw(), ids);
         Prepared { message: message.identified(Uuid::now_v7(), random.random_bool(0.7)), stream_id, payload_hash }
     }
 

@@ -151,7 +151,7 @@ impl Scene {
     }
 
     async fn sample(&mut self) -> u64 {
-        let known = self.timeline.last().map_or(0, |(_, count)| *count);
+        let known = self.accepted();
         let count = self.sink.count().await.map_or(known, |(count, _)| count);
         self.timeline.push((Instant::now(), count));
         count
@@ -160,6 +160,7 @@ impl Scene {
     async fn make(&mut self, fault: FaultChoice) -> Result<()> {
         let start = Instant::now();
         tracing::info!(fault = name(fault), "fault");
+        let mut accepted_to = u64::MAX;
         let forgets = match fault {
             FaultChoice::Refuse => {
                 self.sink.mode(Mode::Refuse, 1_000).await?;
@@ -217,7 +218,9 @@ impl Scene {
             }
             FaultChoice::EngineKill => {
                 self.engine.kill().await;
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                // What the dead one had accepted is all that can come again.
+                self.sample().await;
+                accepted_to = self.accepted();
                 self.engine.start_again()?;
                 self.engine.await_line("started", Duration::from_secs(25)).await?;
                 true
@@ -225,7 +228,7 @@ impl Scene {
             _ => false,
         };
         self.await_progress().await?;
-        let copies_max = if forgets { self.accepted_since(start - WINDOW) } else { 0 };
+        let copies_max = if forgets { accepted_to.min(self.accepted()) - self.accepted_at(start - WINDOW) } else { 0 };
         self.incidents.push(Incident {
             fault: name(fault),
             at_s: start.duration_since(self.began).as_secs_f64(),
@@ -235,11 +238,14 @@ impl Scene {
         Ok(())
     }
 
-    /// Messages the sink accepted since a moment.
-    fn accepted_since(&self, moment: Instant) -> u64 {
-        let now = self.timeline.last().map_or(0, |(_, count)| *count);
-        let before = self.timeline.iter().rev().find(|(at, _)| *at <= moment).map_or(0, |(_, count)| *count);
-        now - before
+    /// Messages the sink has accepted, as last seen.
+    fn accepted(&self) -> u64 {
+        self.timeline.last().map_or(0, |(_, count)| *count)
+    }
+
+    /// Messages the sink had accepted at a moment.
+    fn accepted_at(&self, moment: Instant) -> u64 {
+        self.timeline.iter().rev().find(|(at, _)| *at <= moment).map_or(0, |(_, count)| *count)
     }
 
     /// Waits until the sink gets messages again.

@@ -165,7 +165,7 @@ impl Foreign {
         );
         let messages: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
         let streams: Vec<Uuid> = (0..count).map(|_| self.family.stream(random.random_range(0..self.streams))).collect();
-        let payloads: Vec<Vec<u8>> = (0..count).map(|_| payload.next().to_vec()).collect();
+        let payloads: Vec<Vec<u8>> = (0..count).map(|_| payload.draw().to_vec()).collect();
         let events: Vec<bool> = (0..count).map(|_| random.random_bool(0.5)).collect();
         let rows = client
             .query(

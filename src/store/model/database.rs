@@ -52,6 +52,7 @@ pub(super) struct Reference {
 /// Which flush wrote a log row: incarnation, shard, flush number.
 pub(super) type Flush = (i32, u16, i64);
 
+#[derive(Clone)]
 pub(super) struct Log {
     pub xid: u64,
     pub position: i64,
@@ -173,6 +174,8 @@ pub(super) struct Database {
     pub partitions: Vec<Partition>,
     pub cursors: BTreeMap<(i32, u16), Vec<Cursor>>,
     pub next_cursor: i64,
+    /// Of each shard the newest flush that was looked up and not found.
+    pub given_up: BTreeMap<(i32, u16), i64>,
     pub parked: BTreeMap<LaneKey, Parked>,
     pub kept: BTreeMap<(Uuid, DestinationId, i64), Kept>,
     pub dead: BTreeMap<(Uuid, DestinationId, i64), Dead>,
@@ -204,6 +207,7 @@ impl Database {
             partitions: vec![Partition::default(); partition_count as usize],
             cursors: BTreeMap::new(),
             next_cursor: 1,
+            given_up: BTreeMap::new(),
             parked: BTreeMap::new(),
             kept: BTreeMap::new(),
             dead: BTreeMap::new(),

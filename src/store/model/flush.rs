@@ -203,6 +203,12 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
         return Ok(StoreReply::Busy { stream_id: busy });
     }
     tx.pause().await?;
+    let given_up = tx.database().given_up.get(&(number, request.origin.shard)).copied();
+    if given_up.is_some_and(|flush| flush >= request.origin.flush_number)
+        && !mutants::active(Mutant::LookUpWithoutLocks)
+    {
+        return Err(StoreError::Refused { sqlstate: "CL004".into(), text: "looked up, and given up".into() });
+    }
     let epoch = tx.model.epoch();
     let is_other_life = request.epoch.is_some_and(|of| of != epoch) && !mutants::active(Mutant::CursorKeptOverCrash);
     let (owned, segment, foreign) = {
@@ -365,16 +371,36 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
     tx.pause().await?;
     let epoch = tx.model.epoch();
     let snapshot = tx.snapshot();
-    let database = tx.database();
-    let mut rows: Vec<&Log> = database
-        .segments
-        .iter()
-        .flat_map(|segment| &segment.log)
-        .filter(|log| log.flush == Some((number, shard, origin.flush_number)))
-        .filter(|log| log.xid >= since && snapshot.contains(log.xid))
-        .collect();
-    rows.sort_by_key(|log| log.position);
-    let Some(first) = rows.first() else { return Ok(None) };
+    let rows: Vec<Log> = {
+        let database = tx.database();
+        let of_flush = |log: &&Log| log.flush == Some((number, shard, origin.flush_number));
+        let mut rows: Vec<Log> = database
+            .segments
+            .iter()
+            .flat_map(|segment| &segment.log)
+            .filter(of_flush)
+            .filter(|log| log.xid >= since && snapshot.contains(log.xid))
+            .cloned()
+            .collect();
+        rows.sort_by_key(|log| log.position);
+        rows
+    };
+    let Some(first) = rows.first() else {
+        if !tx.database().instances.get(&number).is_some_and(|of| of.alive) {
+            // Its successors may have published what it stored, and a rotation may have truncated it.
+            let text = "whether the flush was stored cannot be told any more".into();
+            return Err(StoreError::Refused { sqlstate: "CL005".into(), text });
+        }
+        // Its call may arrive yet.
+        tx.xid();
+        tx.wrote();
+        tx.effect(move |database| {
+            let newest = database.given_up.entry((number, shard)).or_default();
+            *newest = origin.flush_number.max(*newest);
+        });
+        tx.commit().await?;
+        return Ok(None);
+    };
     let before: BTreeMap<Uuid, LastNumbers> = first.before.iter().copied().collect();
     let looked_up = streams
         .iter()

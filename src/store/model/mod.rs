@@ -227,6 +227,12 @@ impl Model {
         (database.parked.len(), database.kept.len(), database.scheduled.len())
     }
 
+    /// Whether the message still waits for its time.
+    #[must_use]
+    pub fn is_scheduled(&self, message_id: Uuid) -> bool {
+        self.0.database.borrow().scheduled.values().any(|of| of.body.message_id[0] == message_id)
+    }
+
     /// Deadlocks that were resolved by ending a transaction.
     #[must_use]
     pub fn deadlocks(&self) -> u64 {
