@@ -138,8 +138,7 @@ async fn streams_are_in_progress_side_by_side() {
     // A run a stream, so that the calls can be side by side; a transport's call that waits for the others in vain
     // is given up after its time limit, and its message comes twice.
     config.publish.run_rows_max = 1;
-    let engine =
-        corelane::Engine::builder(config).transport(gathering).migrate(true).start().await.expect("start");
+    let engine = corelane::Engine::builder(config).transport(gathering).migrate(true).start().await.expect("start");
     store(&engine, &streams(3), 2).await;
     sink.wait_for(6).await;
     let report = engine.shutdown(SOON).await;
