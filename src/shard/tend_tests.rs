@@ -242,8 +242,7 @@ fn play(owns: bool, script: &'static str) -> String {
         })
         .unwrap();
     clock.end_world();
-    let told = town.told.borrow().join("\n");
-    told
+    town.told.borrow().join("\n")
 }
 
 fn lines(text: &str) -> String {

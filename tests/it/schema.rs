@@ -27,7 +27,7 @@ fn normalized(dump: &str, schema: &str) -> String {
             || line.starts_with("SET ")
             || line.starts_with('\\')
             || line.starts_with("SELECT pg_catalog.set_config");
-        if !noise && !(line.is_empty() && lines.last().is_none_or(String::is_empty)) {
+        if !(noise || line.is_empty() && lines.last().is_none_or(String::is_empty)) {
             lines.push(line);
         }
     }

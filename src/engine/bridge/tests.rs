@@ -123,7 +123,7 @@ async fn a_run_is_split_by_rows_and_by_bytes() {
     assert!(outcomes.bytes().all(|letter| letter == b'A') && outcomes.len() == 10_000);
     assert_eq!(batches, [4_500, 4_500, 1_000]);
 
-    let large = run_of(&vec![payload_for(1_000); 10], false);
+    let large = run_of(&[payload_for(1_000); 10], false);
     let (outcomes, batches) = outcomes_of(sink().with_limits(limits(2_000, 3_999, 4_500, false)), large, LONG).await;
     assert_eq!((outcomes.as_str(), batches.as_slice()), ("AAAAAAAAAA", &[3, 3, 3, 1][..]));
 }
