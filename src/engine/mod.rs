@@ -12,7 +12,7 @@ mod bulk;
 mod many;
 mod outbox;
 mod report;
-mod router;
+pub mod router;
 mod threads;
 mod unit;
 

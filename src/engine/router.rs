@@ -25,24 +25,31 @@ thread_local! {
 
 /// How messages are placed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Router {
+pub struct Router {
+    /// Installed partitions.
     pub partitions: u32,
+    /// Shards of this process.
     pub shards: u16,
 }
 
 impl Router {
     /// The shard of a partition.
-    pub(super) fn shard_of(self, partition: u32) -> usize {
+    #[must_use]
+    pub fn shard_of(self, partition: u32) -> usize {
         (partition % u32::from(self.shards)) as usize
     }
 
     /// The partition a message would have.
-    pub(super) fn partition(self, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> u32 {
+    #[must_use]
+    pub fn partition(self, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> u32 {
         partition_of(message.header().stream_id.unwrap_or(message_id), self.partitions)
     }
 
     /// Appends a message to a batch, under this id. The unit of work stays open.
-    pub(super) fn write(self, rows: &mut Rows, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> Result<()> {
+    ///
+    /// # Errors
+    /// A limit that it breaks, or JSON that is none; the batch is then as it was.
+    pub fn write(self, rows: &mut Rows, message: &(impl Enqueue + ?Sized), message_id: Uuid) -> Result<()> {
         let header = message.header();
         if header.stream_id.is_some_and(|id| id.is_nil()) {
             return Err(Error::InvalidStreamId);

@@ -8,6 +8,8 @@
 //!
 //! How: simd-json on reused buffers says yes fast. It is stricter than the grammar (a number must fit its
 //! types), so its no is put to serde_json, which skips values without reading them and knows the place.
+//! Measured (`benches/payload.rs`, 933 bytes): 1.1 µs, where serde_json skipping alone takes 0.65 µs and parsing
+//! into a type 1.8 (simd-json) and 2.2 µs (serde_json): simd-json pays where values are wanted, not for the check.
 
 use std::cell::RefCell;
 
