@@ -3,7 +3,13 @@
 //! What has to be known about glommio, and is done about it here:
 //! - It panics where io_uring is refused, and for good: `probe` asks the kernel first.
 //! - A panic in a task ends its executor, and sleeping tasks are forgotten with all they own: `tasks` wraps them.
-//! - A task that is always ready starves all input and output until the preempt timer: 1 ms instead of 100.
+//! - It can park with runnable tasks: if its preempt timer fires between the arming and the first look at the
+//!   queue (the thread was descheduled there), it takes "preempted" for "nothing to run" and sleeps until the next
+//!   event, for ever if none comes. Mended upstream after 0.9.0, not released. So the timer is long, which makes
+//!   that rare, and [`keep_awake`] bounds how long it lasts. Seen with a timer of 1 ms on a loaded machine: one
+//!   connection in 80 never got its answer.
+//! - A task that is always ready starves all input and output until the preempt timer: [`Runtime::yield_now`]
+//!   goes by way of the reactor.
 //! - Its first sleep is some 10 ms late: one is slept before `main` begins.
 //! - By default it pins 10 MiB for file buffers, and a ring of depth 1024 needs 0.34 MiB of locked memory; neither
 //!   is of use to sockets.
@@ -29,7 +35,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt};
 
 use super::socket_options;
-use super::tasks::{Tasks, panic_text, yield_once};
+use super::tasks::{Tasks, panic_text};
 use crate::metrics::ShardMetrics;
 use crate::seam::dial::{Dial, SocketPlace};
 use crate::seam::runtime::Runtime;
@@ -37,7 +43,14 @@ use crate::time::{Tick, boot_time};
 
 /// 64 executors of this depth fit into 8 MiB of locked memory.
 const RING_DEPTH: usize = 128;
-const PREEMPT_TIMER: Duration = Duration::from_millis(1);
+const PREEMPT_TIMER: Duration = Duration::from_millis(100);
+/// Timers of [`keep_awake`]. One loss may swallow one of them, so that all being swallowed needs as many losses in
+/// a row.
+const KEEPERS: u32 = 4;
+/// How often each of them fires while the thread works, and at rest.
+const KEEPER_PERIOD: Duration = Duration::from_millis(20);
+const KEEPER_PERIOD_MAX: Duration = Duration::from_millis(320);
+const YIELD: Duration = Duration::from_micros(1);
 const WARM_UP: Duration = Duration::from_millis(1);
 /// Longest single timer, so that no deadline overflows a clock.
 const SLEEP_STEP_US_MAX: u64 = 3_600_000_000;
@@ -65,15 +78,36 @@ impl GlommioRuntime {
         })
         .unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic).to_owned())))?;
         let tasks = Tasks::new(metrics);
+        let watched = tasks.clone();
         let handle = Self { tasks: tasks.clone() };
         let result = catch_unwind(AssertUnwindSafe(|| {
             executor.run(async move {
+                let keepers: Vec<_> =
+                    (1..=KEEPERS).map(|number| ::glommio::spawn_local(keep_awake(watched.clone(), number))).collect();
                 Timer::new(WARM_UP).await;
-                tasks.run_main(async { main(handle).await }).await
+                let result = tasks.run_main(async { main(handle).await }).await;
+                for keeper in keepers {
+                    keeper.cancel().await;
+                }
+                result
             })
         }));
         // The outer catch is for the executor's own: a ring that the kernel gave and then does not serve.
         Ok(result.unwrap_or_else(Err))
+    }
+}
+
+/// Wakes the executor now and then, so that tasks it has parked with are run.
+async fn keep_awake(tasks: Tasks, number: u32) {
+    let mut period = KEEPER_PERIOD;
+    let mut polls = tasks.polls();
+    // Spread out, so that they do not fire together.
+    Timer::new(KEEPER_PERIOD * number / KEEPERS).await;
+    loop {
+        Timer::new(period).await;
+        let now = tasks.polls();
+        period = if now == polls { (period * 2).min(KEEPER_PERIOD_MAX) } else { KEEPER_PERIOD };
+        polls = now;
     }
 }
 
@@ -103,7 +137,10 @@ impl Runtime for GlommioRuntime {
     }
 
     fn yield_now(&self) -> impl Future<Output = ()> + 'static {
-        yield_once()
+        // Due almost at once, but it is the reactor's next turn that says so.
+        async {
+            Timer::new(YIELD).await;
+        }
     }
 
     fn name(&self) -> &'static str {

@@ -32,6 +32,8 @@ struct Inner {
     slots: RefCell<Vec<Slot>>,
     /// Slots in use.
     live: Cell<usize>,
+    /// How often a task has been polled; it wraps.
+    polls: Cell<u64>,
     /// Who waits for the last task to end.
     last: RefCell<Option<Waker>>,
 }
@@ -49,6 +51,7 @@ impl Tasks {
             ending: Cell::new(false),
             slots: RefCell::default(),
             live: Cell::new(0),
+            polls: Cell::new(0),
             last: RefCell::default(),
         }))
     }
@@ -60,6 +63,7 @@ impl Tasks {
             // Boxed so that it can be dropped inside the catch, and early.
             let mut task = Some(Box::pin(task));
             std::future::poll_fn(|context| {
+                place.tasks.count_poll();
                 if !place.tasks.0.ending.get() {
                     place.remember(context);
                     let Some(running) = task.as_mut() else { return Poll::Ready(()) };
@@ -82,12 +86,15 @@ impl Tasks {
     pub(super) async fn run_main<T>(&self, main: impl Future<Output = T>) -> std::thread::Result<T> {
         let result = {
             let mut main = pin!(main);
-            std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| main.as_mut().poll(context))) {
-                Ok(Poll::Pending) => Poll::Pending,
-                Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
-                Err(panic) => {
-                    self.count_panic(&*panic);
-                    Poll::Ready(Err(panic))
+            std::future::poll_fn(|context| {
+                self.count_poll();
+                match catch_unwind(AssertUnwindSafe(|| main.as_mut().poll(context))) {
+                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+                    Err(panic) => {
+                        self.count_panic(&*panic);
+                        Poll::Ready(Err(panic))
+                    }
                 }
             })
             .await
@@ -109,6 +116,16 @@ impl Tasks {
             Poll::Pending
         })
         .await;
+    }
+
+    /// How often a task has been polled: equal numbers mean that none has.
+    #[cfg(all(feature = "glommio", target_os = "linux"))]
+    pub(super) fn polls(&self) -> u64 {
+        self.0.polls.get()
+    }
+
+    fn count_poll(&self) {
+        self.0.polls.set(self.0.polls.get().wrapping_add(1));
     }
 
     fn count_panic(&self, panic: &(dyn std::any::Any + Send)) {

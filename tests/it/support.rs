@@ -3,6 +3,7 @@
 //! Invariants
 //! - No two tests share a schema; it is dropped when its [`TestSchema`] is.
 //! - The shared cluster goes with the process, its directory too.
+//! - A process that hangs ends: the tests take a minute, and it is given [`MINUTES_MAX`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -10,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use corelane::private_postgres::{Options, PrivatePostgres};
 use tokio_postgres::{Client, NoTls};
+
+/// Many times what the slowest machine needs.
+const MINUTES_MAX: u64 = 15;
 
 static SHARED: OnceLock<Mutex<Option<PrivatePostgres>>> = OnceLock::new();
 
@@ -26,6 +30,11 @@ pub fn database_url() -> String {
         }
         // SAFETY: the handler only takes a lock that no test holds at the end of the process, and drops.
         unsafe { libc::atexit(remove) };
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(60 * MINUTES_MAX));
+            eprintln!("the tests hang: those that are running above never ended");
+            std::process::exit(101);
+        });
         Mutex::new(Some(own_cluster()))
     });
     shared.lock().unwrap_or_else(PoisonError::into_inner).as_ref().expect("the shared server").url("postgres")
