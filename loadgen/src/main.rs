@@ -1,6 +1,7 @@
 //! The binary: reads the command line, does what it says, ends with 0 (kept), 1 (a promise is broken) or
 //! 2 (could not be done).
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -16,7 +17,11 @@ static ALLOCATOR: loadgen::allocations::Counting = loadgen::allocations::Countin
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("RUST_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     match start(cli) {
         Ok(false) => ExitCode::SUCCESS,
         Ok(true) => {

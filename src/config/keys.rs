@@ -117,8 +117,8 @@ keys! {
     }
     /// Threads.
     shards: Shards {
-        count: usize = 0, "threads", whole(0, 1_024, "0 = one for each usable core"), "messages_per_second, per_shard[]",
-            "one pinned thread with its own connections each; more than cores gains nothing";
+        count: usize = 0, "threads", whole(0, 1_024, "0 = one for each of shards.cores, or for every second core"), "messages_per_second, per_shard[]",
+            "a pinned thread with its own connections each; fewer make larger flushes, which cost the server less";
         cores: Vec<usize> = Vec::new(), "core numbers", Bounds::Numbers { below: 4_096 }, "per_shard[].core",
             "shard i runs on entry i modulo the list's length; empty: the usable cores in turn";
         runtime: RuntimeChoice = RuntimeChoice::Auto, "word", Bounds::Choice(RuntimeChoice::NAMES), "runtime",

@@ -94,11 +94,15 @@ impl Builder {
             .map_err(Error::Config)?;
         prepare(&connect, &schema, &config, self.migrate).await?;
 
-        let cores = if config.shards.cores.is_empty() { affinity::usable_cores() } else { config.shards.cores.clone() };
+        let named = !config.shards.cores.is_empty();
+        let cores = if named { config.shards.cores.clone() } else { affinity::usable_cores() };
         let count = match config.shards.count {
-            0 => cores.len().clamp(1, config.partitions.count as usize),
+            0 if named => cores.len(),
+            // A shard keeps two cores of a server busy: with more of them only the flushes get smaller.
+            0 => cores.len() / 2,
             count => count,
         };
+        let count = count.clamp(1, config.partitions.count as usize);
         let timeout = Duration::from_millis(config.publish.timeout_ms);
         let owns = self.owns && self.transport.is_some();
         let transport = self.transport.unwrap_or_else(|| {

@@ -1,10 +1,11 @@
 //! The flush gate: when a shard's waiting rows become a transaction.
 //!
 //! Invariants
-//! - The gate closes as soon as rows, bytes or age reach their bound, and where nothing more has come for half the
-//!   longest age; with `age_us_max` 0 it closes at once, and what arrives during a flush makes up the next.
+//! - The gate closes as soon as rows, bytes or age reach their bound, and where nothing more has come for at most
+//!   half the longest age; with `age_us_max` 0 it closes at once, and what arrives during a flush makes up the next.
 //! - Both times begin anew with the answer to the flush before: its callers come again, and are to be in the next
-//!   one together with those that came meanwhile, not in the one after it.
+//!   one together with those that came meanwhile, not in the one after it. When as many rows wait as were in that
+//!   flush and waited behind it, all are there, and the gate closes.
 
 use crate::time::Tick;
 
@@ -37,6 +38,8 @@ pub struct Waiting {
     pub newest: Tick,
     /// The flush before was answered then.
     pub answered: Tick,
+    /// Rows of the flush before, and those that waited when it was answered.
+    pub expected_rows: usize,
 }
 
 impl Gate {
@@ -49,10 +52,13 @@ impl Gate {
     /// Whether to flush, given what waits and since when.
     #[must_use]
     pub fn close(&self, rows: usize, bytes: usize, waiting: Option<Waiting>, now: Tick) -> Close {
-        let Some(Waiting { oldest, newest, answered }) = waiting else { return Close::Empty };
+        let Some(Waiting { oldest, newest, answered, expected_rows }) = waiting else { return Close::Empty };
         let age_due = oldest.max(answered).plus_us(self.age_us_max);
-        let due = age_due.min(newest.max(answered).plus_us(self.quiet_us));
-        if rows >= self.rows_max || bytes >= self.bytes_max || due <= now { Close::Now } else { Close::At(due) }
+        // The fewer are missing, the shorter: which shard a caller comes back to is chance.
+        let missing = expected_rows.saturating_sub(rows) as f64 / expected_rows.max(1) as f64;
+        let due = age_due.min(newest.max(answered).plus_us((self.quiet_us as f64 * missing) as u64));
+        let full = rows >= self.rows_max.min(expected_rows);
+        if full || bytes >= self.bytes_max || due <= now { Close::Now } else { Close::At(due) }
     }
 }
 
@@ -64,15 +70,17 @@ mod tests {
     fn rows_bytes_or_age_close_it() {
         let gate = Gate::new(10, 1000, 50);
         let at = |oldest, newest, answered| {
-            Some(Waiting { oldest: Tick(oldest), newest: Tick(newest), answered: Tick(answered) })
+            Some(Waiting { oldest: Tick(oldest), newest: Tick(newest), answered: Tick(answered), expected_rows: 5 })
         };
         assert_eq!(gate.close(0, 0, None, Tick(100)), Close::Empty);
-        assert_eq!(gate.close(1, 1, at(100, 100, 0), Tick(124)), Close::At(Tick(125)));
-        assert_eq!(gate.close(1, 1, at(100, 100, 0), Tick(125)), Close::Now, "nothing more comes");
+        assert_eq!(gate.close(1, 1, at(100, 100, 0), Tick(119)), Close::At(Tick(120)));
+        assert_eq!(gate.close(1, 1, at(100, 100, 0), Tick(120)), Close::Now, "nothing more comes");
         assert_eq!(gate.close(2, 1, at(100, 140, 0), Tick(149)), Close::At(Tick(150)));
         assert_eq!(gate.close(2, 1, at(100, 140, 0), Tick(150)), Close::Now, "too old");
-        assert_eq!(gate.close(2, 1, at(100, 100, 200), Tick(200)), Close::At(Tick(225)), "they may come again");
+        assert_eq!(gate.close(2, 1, at(100, 100, 200), Tick(200)), Close::At(Tick(215)), "they may come again");
         assert_eq!(gate.close(2, 1, at(100, 240, 200), Tick(240)), Close::At(Tick(250)));
+        assert_eq!(gate.close(4, 1, at(100, 240, 200), Tick(240)), Close::At(Tick(245)), "one is missing");
+        assert_eq!(gate.close(5, 1, at(100, 240, 200), Tick(240)), Close::Now, "all are there");
         assert_eq!(gate.close(10, 1, at(100, 100, 0), Tick(100)), Close::Now);
         assert_eq!(gate.close(1, 1000, at(100, 100, 0), Tick(100)), Close::Now);
         assert_eq!(Gate::new(10, 1000, 0).close(1, 1, at(100, 100, 100), Tick(100)), Close::Now);

@@ -52,6 +52,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut busy_wait_us = BUSY_RETRY_US.0;
         let mut recall_at: Option<Tick> = None;
         let mut answered_at = Tick(0);
+        let mut expected_rows = usize::MAX;
         let mut transient_wait_us = TRANSIENT_RETRY_US.0;
         loop {
             let now = self.runtime.now();
@@ -65,6 +66,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     oldest: oldest.arrived,
                     newest: newest.arrived,
                     answered: answered_at,
+                    expected_rows,
                 });
                 let ready = state.incarnation.is_some();
                 let close = if ready {
@@ -93,8 +95,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 continue;
             }
             let units: usize = taken.iter().map(Pending::unit_count).sum();
+            let rows: usize = taken.iter().map(|pending| pending.rows.len()).sum();
             let (taken, outcome) = self.flush(taken, &mut columns).await;
             answered_at = self.runtime.now();
+            expected_rows = rows + self.state.borrow().pending_rows;
             match outcome {
                 Outcome::Stored => {
                     busy_wait_us = BUSY_RETRY_US.0;

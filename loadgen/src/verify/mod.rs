@@ -44,6 +44,9 @@ use proxy::Proxy;
 
 /// Streams of a verification: few, so that writers meet on them.
 const STREAMS: u32 = 200;
+/// Shards where nothing else is said: more than one, also on a small machine, because what one stores the claim of
+/// another has to leave alone.
+const SHARDS: usize = 2;
 /// How long the sink must have been quiet, and how long that may take.
 const QUIET: Duration = Duration::from_secs(3);
 const QUIET_MAX: Duration = Duration::from_secs(60);
@@ -206,7 +209,8 @@ impl Stage<'_> {
         if let Some(config) = args.load.config.first() {
             arguments.extend(["--config".to_owned(), config.display().to_string()]);
         }
-        if let Some(shards) = scenario.shards {
+        let shards = scenario.shards.or(args.load.config.is_empty().then_some(SHARDS));
+        if let Some(shards) = shards {
             arguments.extend(["--shards".to_owned(), shards.to_string()]);
         }
         if let Some(runtime) = scenario.runtime {

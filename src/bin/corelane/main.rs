@@ -6,6 +6,7 @@ mod doctor;
 mod schema;
 mod status;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     let options = Options::parse();
     let ended = TokioRuntime::run(Arc::new(ShardMetrics::default()), |runtime| async move {
