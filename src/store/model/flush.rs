@@ -299,11 +299,15 @@ pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Re
     });
     let free = if version > 0 {
         let key = (lane_id, version);
-        tx.free_number(move |database| database.events.get(&key).map(|row| row.xid)).await?
+        tx.free_number(move |database| database.events.get(&key).map(|row| row.xid)).await
     } else {
         let key = (lane_id, stream_seq);
-        tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await?
+        tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await
     };
+    let free = free.map_err(|error| match (error, body.stream_id(0)) {
+        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: lane_id },
+        (error, _) => error,
+    })?;
     tx.wrote();
     tx.will_commit(Committed {
         message_id: body.message_id[0],
