@@ -52,6 +52,7 @@ pub struct ShardMetrics {
     pub parked_lanes_now: Counter,
     pub spilled_rows: Counter,
     pub dead_letters: Counter,
+    pub messages_missing: Counter,
     pub settles: Counter,
     pub cursors: Counter,
     pub fenced: Counter,
