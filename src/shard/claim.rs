@@ -274,7 +274,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     }
 
     async fn claim(&self) -> Result<(bool, Option<i64>), StoreError> {
-        let (incarnation, shard, position, partitions, flushes, rows_max, era) = {
+        let (incarnation, shard, position, partitions, flushes, rows_max, streams_max, era) = {
             let state = self.state.borrow();
             let Some(incarnation) = state.incarnation else { return Ok((false, None)) };
             let flushes: Vec<i64> = state.flushes.iter().map(|record| record.number).collect();
@@ -285,6 +285,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 state.held.clone(),
                 flushes,
                 state.settings.claim_rows_max,
+                state.settings.claim_streams_max,
                 state.era,
             )
         };
@@ -295,6 +296,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &partitions,
             flushes_in_memory: &flushes,
             rows_max,
+            streams_max,
         };
         let reply = self.within_deadline(self.store.claim_work(&request)).await?;
         let mut state = self.state.borrow_mut();
