@@ -298,8 +298,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             rows_max,
             streams_max,
         };
+        let asked = self.runtime.now();
         let reply = self.within_deadline(self.store.claim_work(&request)).await?;
+        let took_us = self.runtime.now().since_us(asked);
         let mut state = self.state.borrow_mut();
+        state.metrics.claim_us.record_us(took_us);
         state.metrics.claims.add(1);
         if state.era != era {
             return Ok((true, None));
