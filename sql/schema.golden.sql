@@ -947,7 +947,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
+CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_row integer[], p_log_destination smallint[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -965,9 +965,12 @@ declare
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
-    v_delta_seq int8[];
-    v_delta_version int8[];
-    v_log_rows constant int4 := cardinality(p_log_end);
+    v_log_partition int4[];
+    v_log_seq int8[];
+    v_log_version int8[];
+    v_log_lane uuid[];
+    v_begin int4 := 1;
+    v_name int4 := 1;
 begin
     perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(3), p_incarnation);
     perform pg_advisory_xact_lock("corelane".wh_lock_class(7), "corelane".wh_flush_key(p_incarnation, p_shard));
@@ -985,8 +988,12 @@ begin
         from (
             select s.id, coalesce(s.partition = any (v_refused), false) as refused,
                 row_number() over (order by "corelane".wh_stream_key(s.id)) as turn
-            from unnest(p_stream_id, p_stream_partition) s(id, partition)
-            where s.partition = any (v_contested)
+            from (
+                select r.lane_id as id, min(r.partition) as partition
+                from unnest(p_kind, p_lane_id, p_partition) r(kind, lane_id, partition)
+                where coalesce(r.kind, 1) in (0, 1) and r.partition = any (v_contested)
+                group by r.lane_id
+            ) s
         ) s
         where s.refused or s.turn > 256
             or not pg_try_advisory_xact_lock("corelane".wh_lock_class(2), "corelane".wh_stream_key(s.id));
@@ -1017,14 +1024,19 @@ begin
     is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
-        select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
-            array_agg(n.seq - n.assumed_seq order by n.turn), array_agg(n.version - n.assumed_version order by n.turn)
-        into last_seq, last_version, v_delta_seq, v_delta_version
-        from (
-            select s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
+        with r as materialized (
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
+                unnest(p_lane_id) as lane_id, unnest(p_stream_seq) as seq, unnest(p_version) as version
+        ),
+        s as materialized (
+            select r.lane_id as id, min(r.turn) as turn, min(r.seq) - 1 as assumed_seq,
+                min(r.version) filter (where r.version > 0) - 1 as assumed_version
+            from r where coalesce(r.kind, 1) in (0, 1) group by r.lane_id
+        ),
+        n as materialized (
+            select s.id, s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
                 greatest(coalesce(e.stream_seq, 0), o.stream_seq, coalesce(c.last_seq, 0)) as seq
-            from unnest(p_stream_id, p_stream_last_seq, p_stream_last_version)
-                with ordinality s(id, assumed_seq, assumed_version, turn)
+            from s
             left join lateral (
                 select e.stream_seq, e.version from "corelane".wh_event_store e
                 where e.stream_id = s.id order by e.version desc limit 1
@@ -1039,18 +1051,20 @@ begin
                         order by o.stream_seq desc limit 1), 0) as stream_seq
             ) o
             left join "corelane".wh_stream c on c.stream_id = s.id
-        ) n;
-        if v_delta_seq is not null then
-            select array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn),
-                array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end order by r.turn)
-            into p_stream_seq, p_version
-            from unnest(p_stream_seq, p_version, p_row_stream) with ordinality r(seq, version, stream, turn);
-            select coalesce(array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn), '{}'),
-                coalesce(array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end
-                    order by r.turn), '{}')
-            into p_log_seq, p_log_version
-            from unnest(p_log_seq, p_log_version, p_log_stream) with ordinality r(seq, version, stream, turn);
-        end if;
+        ),
+        numbered as (
+            select r.turn, r.seq + coalesce(n.seq - n.assumed_seq, 0) as seq,
+                case when r.version > 0 then r.version + n.version - n.assumed_version else 0 end as version
+            from r left join n on n.id = r.lane_id and coalesce(r.kind, 1) in (0, 1)
+        )
+        select coalesce(found.seq, '{}'), coalesce(found.version, '{}'), rows.seq, rows.version
+        into last_seq, last_version, p_stream_seq, p_version
+        from (
+            select array_agg(n.seq order by n.turn) as seq, array_agg(n.version order by n.turn) as version from n
+        ) found, (
+            select array_agg(d.seq order by d.turn) as seq, array_agg(d.version order by d.turn) as version
+            from numbered d
+        ) rows;
     end if;
 
     -- In this order: see wh_draw_position.
@@ -1070,7 +1084,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, r.type_name,
             r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_version) as version, unnest(p_span_id) as span_id,
                 unnest(p_lane_id) as lane_id, unnest(p_message_id) as message_id,
                 unnest(p_correlation_id) as correlation_id, unnest(p_causation_id) as causation_id,
@@ -1078,7 +1092,7 @@ begin
                 unnest(p_trace_flags) as trace_flags, unnest(p_type_name) as type_name,
                 unnest(p_content_type) as content_type, unnest(p_metadata) as metadata, unnest(p_payload) as payload
         ) r
-        where r.kind = 1;
+        where coalesce(r.kind, 1) = 1;
     end if;
     if p_messages > 0 then
         insert into "corelane".wh_outbox (position, stream_seq, xid, span_id, stored_at, lane_id, stream_id,
@@ -1089,7 +1103,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, v_segment,
             r.type_name, r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_span_id) as span_id, unnest(p_lane_id) as lane_id,
                 unnest(p_message_id) as message_id, unnest(p_correlation_id) as correlation_id,
                 unnest(p_causation_id) as causation_id, unnest(p_trace_id) as trace_id,
@@ -1116,17 +1130,51 @@ begin
         where r.kind >= 4;
     end if;
 
+    if p_log_row is null then
+        v_log_partition := p_partition;
+        v_log_seq := p_stream_seq;
+        v_log_version := p_version;
+        v_log_lane := p_lane_id;
+    else
+        select coalesce(array_agg(p_partition[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_stream_seq[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_version[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_lane_id[r.row] order by r.turn), '{}')
+        into v_log_partition, v_log_seq, v_log_version, v_log_lane
+        from unnest(p_log_row) with ordinality r(row, turn);
+    end if;
+    if p_log_destination is null then
+        p_log_destination := array_fill(1::int2, array[cardinality(v_log_lane)]);
+    end if;
     -- At least one row, so that find_flush finds the flush.
-    for i in 1..v_log_rows loop
-        insert into "corelane".wh_log (position, xid, floor, flush_number, incarnation, shard, segment, owned,
-            partition, destination_index, stream_seq, version, lane_id, destination)
-        values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment, v_owned and p_log_owned[i],
-            p_log_partition[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_destination[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_seq[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_version[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_lane[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_dictionary[coalesce(p_log_dictionary_end[i - 1], 0) + 1 : p_log_dictionary_end[i]]);
+    for i in 1..cardinality(p_log_end) loop
+        if v_segment = 0 then
+            insert into "corelane".wh_log_0 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        elsif v_segment = 1 then
+            insert into "corelane".wh_log_1 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        else
+            insert into "corelane".wh_log_2 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        end if;
+        v_begin := p_log_end[i] + 1;
+        v_name := p_log_dictionary_end[i] + 1;
     end loop;
 end
 $$;
