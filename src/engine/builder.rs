@@ -198,6 +198,7 @@ fn settings_of(config: &Config, index: usize, count: usize) -> ShardSettings {
         flush_bytes_max: config.flush.bytes_max,
         flush_age_us_max: config.flush.age_us_max,
         claim_rows_max: config.claim.rows_max,
+        claim_streams_max: config.claim.streams_max,
         claim_poll_ms: config.claim.poll_ms,
         claim_poll_ms_max: config.claim.poll_ms_max,
         lane_rows_max: config.lane.rows_max,

@@ -78,6 +78,21 @@ pub trait Coordination: 'static {
     /// Other incarnations that own partitions, and how many partitions nobody owns.
     fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
 
+    /// Both at once: `None` if this incarnation is dead. One statement where the store can, since it is what an idle
+    /// process costs.
+    fn renew_and_look(
+        &self,
+        incarnation: Incarnation,
+        lease_ms: u64,
+    ) -> impl Future<Output = Result<Option<Members>, StoreError>> {
+        async move {
+            match self.renew_lease(incarnation, lease_ms).await? {
+                Renewed::Alive => self.members(incarnation).await.map(Some),
+                Renewed::Dead => Ok(None),
+            }
+        }
+    }
+
     /// Marks another incarnation dead and frees its partitions, in one transaction that waits for its
     /// fenced writes. With `early`, only if its session lock is free; without, only if its counter is still
     /// `counter` and its lease is past. Answers whether it was done.
@@ -90,8 +105,13 @@ pub trait Coordination: 'static {
     /// Ends the incarnation: its cursors become the bases of its partitions, which are free at once.
     fn deregister_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>>;
 
-    /// One bounded step of rotation and trimming. Answers what was done, for the log.
-    fn perform_maintenance(&self, incarnation: Incarnation) -> impl Future<Output = Result<Maintenance, StoreError>>;
+    /// One bounded step of rotation and trimming, given up by the server after `limit_ms`, and on a connection of its
+    /// own: nothing that holds it up holds up a renewal. Answers what was done, for the log.
+    fn perform_maintenance(
+        &self,
+        incarnation: Incarnation,
+        limit_ms: u64,
+    ) -> impl Future<Output = Result<Maintenance, StoreError>>;
 }
 
 /// What a maintenance step did.
@@ -105,4 +125,8 @@ pub struct Maintenance {
     pub blocked_by: Option<i32>,
     /// Superseded cursors deleted.
     pub cursors_trimmed: u32,
+    /// Something stands in the log: the next step comes soon. Otherwise there is nothing to do until somebody stores.
+    pub work_left: bool,
+    /// This step got on, and the next can too.
+    pub more: bool,
 }

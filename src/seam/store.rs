@@ -34,6 +34,12 @@ pub enum StoreError {
     /// A unique number was taken (23505): remembered numbers are wrong. Nothing was written.
     #[error("a number was taken already")]
     NumberTaken,
+    /// A message without stream has the id of one that is stored, or of another in the same call. Nothing was written.
+    #[error("message {message_id}: a message of this id is stored already")]
+    DuplicateMessage {
+        /// Its id.
+        message_id: Uuid,
+    },
     /// Try again later as it is (40001, 40P01, 53xxx, 57014, 55P03, read-only server …). Nothing was written.
     #[error("try again ({sqlstate}): {text}")]
     Transient {
@@ -62,6 +68,9 @@ pub struct Origin {
     /// The shard's flush number, from 1, never given twice in an incarnation.
     pub flush_number: i64,
 }
+
+/// SQLSTATE of a flush that is stored and whose numbers cannot be told any more.
+pub const NUMBERS_UNKNOWN: &str = "CL006";
 
 /// "This row has no stream" in [`StoreRequest::row_stream`].
 pub const NO_STREAM: u32 = u32::MAX;
@@ -302,6 +311,8 @@ pub struct ClaimRequest<'a> {
     pub flushes_in_memory: &'a [i64],
     /// At most about so many references.
     pub rows_max: usize,
+    /// At most about so many streams.
+    pub streams_max: usize,
 }
 
 /// One log row that a claim passed.
@@ -367,12 +378,14 @@ pub trait Store: 'static {
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's. Refused if it is not there and
-    /// the incarnation has ended: then its absence proves nothing.
+    /// last numbers before it. `stream_rows`: how many numbered messages the flush has of each. `since` is a transaction
+    /// id no newer than the flush's. Refused if it is not there and the incarnation has ended: then its absence proves
+    /// nothing; and with [`NUMBERS_UNKNOWN`] if it is stored, and rotation has truncated what would tell its numbers.
     fn find_flush(
         &self,
         origin: Origin,
         stream_id: &[Uuid],
+        stream_rows: &[u32],
         since: u64,
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
 

@@ -59,9 +59,6 @@ impl State {
             if self.flush_in_flight {
                 // Perhaps its own rows; its answer will tell.
                 self.fed_meanwhile.push(log.xid);
-                if log.reference_count > 0 {
-                    self.met_meanwhile.push(rows.message_id[reference]);
-                }
             } else {
                 foreign = true;
             }
@@ -76,6 +73,7 @@ impl State {
             }
             reference += log.reference_count as usize;
         }
+        say_missing(&rows);
         drop(rows);
         self.release_batch(batch);
         if foreign {
@@ -120,13 +118,34 @@ impl State {
         let rows = Arc::new(rows);
         let batch = self.add_batch(rows.clone());
         self.count_references(batch, count as u32);
+        let destination = self.lanes.lane(lane).destination;
         for row in 0..count {
             let source = Source { batch, reference: row as u32, transaction: TransactionIndex::NONE };
-            self.lanes.admit_copy(lane, rows.stream_seq[row], source);
+            if rows.is_missing(row) {
+                self.bury_missing(&rows, row, destination, source);
+            } else {
+                self.lanes.admit_copy(lane, rows.stream_seq[row], source);
+            }
+        }
+        say_missing(&rows);
+        if self.lanes.lane(lane).len == 0 {
+            // None of them is there any more: further when their dead letters are committed.
+            self.settle.drain_next(lane);
         }
         drop(rows);
         self.release_batch(batch);
     }
+}
+
+/// One line for all of an answer that are not stored any more.
+fn say_missing(rows: &Rows) {
+    let Some(first) = (0..rows.len()).find(|row| rows.is_missing(*row)) else { return };
+    tracing::error!(
+        messages = (first..rows.len()).filter(|row| rows.is_missing(*row)).count(),
+        lane = %rows.lane_id[first],
+        stream_seq = rows.stream_seq[first],
+        "messages to be published are not stored any more: dead letters; this is the first"
+    );
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
@@ -169,7 +188,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
                     state.rows_claimed_in_memory() >= state.settings.lane_rows_max
-                        || state.fed_meanwhile.len().max(state.met_meanwhile.len()) >= FED_MEANWHILE_MAX,
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
                 )
             };
             if must_load && quiet {
@@ -255,7 +274,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     }
 
     async fn claim(&self) -> Result<(bool, Option<i64>), StoreError> {
-        let (incarnation, shard, position, partitions, flushes, rows_max, era) = {
+        let (incarnation, shard, position, partitions, flushes, rows_max, streams_max, era) = {
             let state = self.state.borrow();
             let Some(incarnation) = state.incarnation else { return Ok((false, None)) };
             let flushes: Vec<i64> = state.flushes.iter().map(|record| record.number).collect();
@@ -266,6 +285,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 state.held.clone(),
                 flushes,
                 state.settings.claim_rows_max,
+                state.settings.claim_streams_max,
                 state.era,
             )
         };
@@ -276,9 +296,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &partitions,
             flushes_in_memory: &flushes,
             rows_max,
+            streams_max,
         };
+        let asked = self.runtime.now();
         let reply = self.within_deadline(self.store.claim_work(&request)).await?;
+        let took_us = self.runtime.now().since_us(asked);
         let mut state = self.state.borrow_mut();
+        state.metrics.claim_us.record_us(took_us);
         state.metrics.claims.add(1);
         if state.era != era {
             return Ok((true, None));

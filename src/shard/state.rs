@@ -38,6 +38,7 @@ pub struct ShardSettings {
     pub flush_bytes_max: usize,
     pub flush_age_us_max: u64,
     pub claim_rows_max: usize,
+    pub claim_streams_max: usize,
     pub claim_poll_ms: u64,
     pub claim_poll_ms_max: u64,
     pub lane_rows_max: usize,
@@ -102,8 +103,6 @@ pub(super) struct State {
     pub half_fed: Option<(Uuid, i64)>,
     /// Transactions that the claim fed while a flush had no answer: it may be one of them.
     pub fed_meanwhile: Vec<u64>,
-    /// Messages that the claim met while a flush had no answer, one a log row: if one is the flush's own, it is stored.
-    pub met_meanwhile: Vec<Uuid>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
     pub bases: Vec<(u32, Snapshot)>,
 
@@ -156,7 +155,6 @@ impl State {
             left: None,
             half_fed: None,
             fed_meanwhile: Vec::new(),
-            met_meanwhile: Vec::new(),
             bases: Vec::new(),
             batches: Vec::new(),
             free_batches: Vec::new(),
@@ -198,7 +196,7 @@ impl State {
 
     /// The same without those that wait for the claim. This bounds the claim: what waits for it must not stop it.
     pub(super) fn rows_claimed_in_memory(&self) -> usize {
-        self.lanes.rows() + self.settle.spill_count()
+        self.lanes.rows() + self.settle.outside_lanes()
     }
 
     /// Everything of the shard's partitions that is committed has been fed, but for what waits.

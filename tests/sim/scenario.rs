@@ -110,6 +110,7 @@ impl Scenario {
             flush_bytes_max: 1 << 20,
             flush_age_us_max: 200,
             claim_rows_max: self.claim_rows_max,
+            claim_streams_max: self.claim_rows_max.div_ceil(2),
             claim_poll_ms: 50,
             claim_poll_ms_max: 400,
             lane_rows_max: self.lane_rows_max,
@@ -248,7 +249,7 @@ fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {
     clock.clone().spawn(async move {
         loop {
             clock.sleep_until(clock.now().plus_ms(every_ms)).await;
-            if let Ok(done) = keeper.perform_maintenance(nobody).await
+            if let Ok(done) = keeper.perform_maintenance(nobody, 10_000).await
                 && (done.truncated > 0 || done.rotated)
             {
                 clock.trace(|| format!("maintenance: {done:?}"));

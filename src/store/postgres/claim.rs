@@ -1,6 +1,6 @@
 //! `claim_work`, `claim_parked`, `release_scheduled`, `load_shard`: what a shard reads.
 //!
-//! Invariant: a reference whose message is not stored any more is an error, never a row without payload.
+//! Invariant: a reference whose message is not stored any more is a row that says so, never one without payload.
 
 use std::pin::pin;
 
@@ -25,7 +25,7 @@ pub(super) fn claim_sql(schema: &str) -> Sql {
          partition, trace_flags, type_name, content_type, metadata, payload, lane_id, log, destination, \
          epoch, page_xmax, page_listed, page_position, page_floor, page_ceiling, log_xid, log_own_flush, \
          scheduled_in_ms \
-         from {schema}.claim_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+         from {schema}.claim_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
     );
     Sql { slot: 3, text }
 }
@@ -83,7 +83,8 @@ pub(super) async fn claim_work(
     let partitions = columns::of_u32(request.partitions);
     let flushes = columns::of_i64(request.flushes_in_memory);
     let rows_max = i32::try_from(request.rows_max).unwrap_or(i32::MAX).max(1);
-    let parameters: [&(dyn ToSql + Sync); 13] = [
+    let streams_max = i32::try_from(request.streams_max).unwrap_or(i32::MAX).max(1);
+    let parameters: [&(dyn ToSql + Sync); 14] = [
         &request.incarnation.number,
         &shard,
         &read_xmax,
@@ -97,6 +98,7 @@ pub(super) async fn claim_work(
         &partitions,
         &flushes,
         &rows_max,
+        &streams_max,
     ];
     let stream = connection.client.query_raw(&statement, parameters).await?;
     let mut stream = pin!(stream);
@@ -155,11 +157,14 @@ fn first_row(row: &Row, before: &ReadPosition) -> Result<ClaimReply, StoreError>
 fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -> Result<(), StoreError> {
     let message_id: Option<Uuid> = row.try_get(4)?;
     let stream_seq: i64 = row.try_get(0)?;
-    let Some(message_id) = message_id else {
-        let text = format!("message {stream_seq} of lane {lane_id} is not stored any more");
-        return Err(StoreError::Refused { sqlstate: "CL001".to_owned(), text });
-    };
     let version: i64 = row.try_get(1)?;
+    let partition = row.try_get::<_, i32>(8)? as u32;
+    let Some(message_id) = message_id else {
+        let index = rows.push_missing(lane_id, partition, version, destination);
+        rows.stream_seq[index] = stream_seq;
+        rows.version[index] = version;
+        return Ok(());
+    };
     let trace = match row.try_get::<_, Option<Uuid>>(7)? {
         Some(trace_id) => Trace {
             trace_id,
@@ -172,7 +177,7 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
         &NewRow {
             message_id,
             stream_id: row.try_get::<_, Option<Uuid>>(3)?,
-            partition: row.try_get::<_, i32>(8)? as u32,
+            partition,
             is_event: version > 0,
             type_name: row.try_get::<_, Option<&str>>(10)?.unwrap_or_default(),
             content_type: row.try_get::<_, Option<&str>>(11)?.unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! The lease keeper's door: membership and partitions, over a direct connection that holds the session lock.
+//! The lease keeper's door: membership and partitions, over a direct connection that holds the session lock; and
+//! maintenance, over another.
 //!
 //! Invariant: a renewed lease is only reported while the session lock is held again, or the server still shows it as
 //! held by the connection that was lost.
@@ -18,6 +19,10 @@ use crate::store::schema_name::SchemaName;
 /// The lease keeper's side of Postgres.
 pub struct PostgresCoordination {
     line: Line,
+    /// For maintenance alone: whatever it waits for, the session lock and the renewals are on the other.
+    upkeep: Line,
+    /// The `statement_timeout` that is set on it.
+    upkeep_limit_ms: Cell<u64>,
     /// The incarnation whose session lock this connection has to hold.
     registered: Cell<Option<i32>>,
     /// Whether the current connection holds it.
@@ -30,6 +35,7 @@ struct Texts {
     hold: Sql,
     renew: Sql,
     members: Sql,
+    renew_and_look: Sql,
     mark_dead: Sql,
     take: Sql,
     deregister: Sql,
@@ -54,15 +60,33 @@ impl PostgresCoordination {
                 3,
                 format!("select number, id, counter, expired, free_partitions, connected from {schema}.members($1)"),
             ),
+            renew_and_look: sql(
+                8,
+                format!(
+                    "with renewed as materialized (select {schema}.renew_lease($1, $2) as alive) \
+                     select m.number, m.id, m.counter, m.expired, m.free_partitions, m.connected, r.alive \
+                     from renewed r left join lateral {schema}.members($1) m on r.alive"
+                ),
+            ),
             mark_dead: sql(4, format!("select {schema}.mark_dead($1, $2, $3)")),
             take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1)")),
             deregister: sql(6, format!("select {schema}.deregister_instance($1)")),
             maintenance: sql(
                 7,
-                format!("select truncated, rotated, blocked_by, cursors_trimmed from {schema}.perform_maintenance($1)"),
+                format!(
+                    "select truncated, rotated, blocked_by, cursors_trimmed, work_left, more \
+                     from {schema}.perform_maintenance($1)"
+                ),
             ),
         };
-        Self { line: Line::new(connect), registered: Cell::new(None), holds: Cell::new(false), sql }
+        Self {
+            line: Line::new(connect.clone()),
+            upkeep: Line::new(connect),
+            upkeep_limit_ms: Cell::new(0),
+            registered: Cell::new(None),
+            holds: Cell::new(false),
+            sql,
+        }
     }
 
     /// Begins a call; on a new connection the session lock is asked for first, and again until it is got: the server
@@ -80,20 +104,23 @@ impl PostgresCoordination {
         Ok(call)
     }
 
+    /// Begins a step of maintenance: the limit is set once a connection.
+    async fn call_upkeep(&self, limit_ms: u64) -> Result<Call<'_>, StoreError> {
+        let (call, new) = self.upkeep.call().await?;
+        if new || self.upkeep_limit_ms.get() != limit_ms {
+            call.connection.client.batch_execute(&format!("set statement_timeout = {limit_ms}")).await?;
+            self.upkeep_limit_ms.set(limit_ms);
+        }
+        Ok(call)
+    }
+
     async fn one<T>(
         &self,
         sql: &Sql,
         parameters: &[&(dyn ToSql + Sync)],
         decode: impl Fn(&tokio_postgres::Row) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
-        let call = self.call().await?;
-        let result = async {
-            let statement = call.connection.prepare(sql).await?;
-            let row = call.connection.client.query_one(&statement, parameters).await?;
-            Ok(decode(&row)?)
-        }
-        .await;
-        call.end(result)
+        one(self.call().await?, sql, parameters, decode).await
     }
 
     async fn many<T>(
@@ -111,6 +138,35 @@ impl PostgresCoordination {
         .await;
         call.end(result)
     }
+}
+
+/// A row of `members`: how many partitions are free, and another incarnation, if there is one.
+fn member(row: &tokio_postgres::Row) -> Result<(i32, Option<Member>), tokio_postgres::Error> {
+    let free: i32 = row.try_get(4)?;
+    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
+    let incarnation = Incarnation { number, id: row.try_get(1)? };
+    let (counter, expired, connected) = (row.try_get(2)?, row.try_get(3)?, row.try_get(5)?);
+    Ok((free, Some(Member { incarnation, counter, expired, connected })))
+}
+
+fn members_of(rows: Vec<(i32, Option<Member>)>) -> Members {
+    let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
+    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions }
+}
+
+async fn one<T>(
+    call: Call<'_>,
+    sql: &Sql,
+    parameters: &[&(dyn ToSql + Sync)],
+    decode: impl Fn(&tokio_postgres::Row) -> Result<T, tokio_postgres::Error>,
+) -> Result<T, StoreError> {
+    let result = async {
+        let statement = call.connection.prepare(sql).await?;
+        let row = call.connection.client.query_one(&statement, parameters).await?;
+        Ok(decode(&row)?)
+    }
+    .await;
+    call.end(result)
 }
 
 impl Coordination for PostgresCoordination {
@@ -142,24 +198,17 @@ impl Coordination for PostgresCoordination {
     }
 
     async fn members(&self, incarnation: Incarnation) -> Result<Members, StoreError> {
+        Ok(members_of(self.many(&self.sql.members, &[&incarnation.number], member).await?))
+    }
+
+    async fn renew_and_look(&self, incarnation: Incarnation, lease_ms: u64) -> Result<Option<Members>, StoreError> {
+        let lease_ms = lease_ms as i64;
         let rows = self
-            .many(&self.sql.members, &[&incarnation.number], |row| {
-                let free: i32 = row.try_get(4)?;
-                let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
-                let incarnation = Incarnation { number, id: row.try_get(1)? };
-                Ok((
-                    free,
-                    Some(Member {
-                        incarnation,
-                        counter: row.try_get(2)?,
-                        expired: row.try_get(3)?,
-                        connected: row.try_get(5)?,
-                    }),
-                ))
+            .many(&self.sql.renew_and_look, &[&incarnation.number, &lease_ms], |row| {
+                Ok(if row.try_get(6)? { Some(member(row)?) } else { None })
             })
             .await?;
-        let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
-        Ok(Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions })
+        Ok(rows.into_iter().collect::<Option<Vec<_>>>().map(members_of))
     }
 
     async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {
@@ -188,13 +237,16 @@ impl Coordination for PostgresCoordination {
         Ok(())
     }
 
-    async fn perform_maintenance(&self, incarnation: Incarnation) -> Result<Maintenance, StoreError> {
-        self.one(&self.sql.maintenance, &[&incarnation.number], |row| {
+    async fn perform_maintenance(&self, incarnation: Incarnation, limit_ms: u64) -> Result<Maintenance, StoreError> {
+        let call = self.call_upkeep(limit_ms).await?;
+        one(call, &self.sql.maintenance, &[&incarnation.number], |row| {
             Ok(Maintenance {
                 truncated: row.try_get::<_, i32>(0)? as u32,
                 rotated: row.try_get(1)?,
                 blocked_by: row.try_get(2)?,
                 cursors_trimmed: row.try_get::<_, i32>(3)? as u32,
+                work_left: row.try_get(4)?,
+                more: row.try_get(5)?,
             })
         })
         .await

@@ -11,6 +11,7 @@ use crate::batch::{Rows, Span};
 use crate::ids::Epoch;
 use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
+use crate::store::sqlstate::taken_lane;
 
 pub(super) fn store_sql(schema: &str) -> Sql {
     let parameters = (1..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
@@ -23,7 +24,7 @@ pub(super) fn store_sql(schema: &str) -> Sql {
 
 pub(super) fn find_flush_sql(schema: &str) -> Sql {
     let text = format!(
-        "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5)"
+        "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5, $6)"
     );
     Sql { slot: 1, text }
 }
@@ -160,7 +161,7 @@ pub(super) async fn store(
         &log_destination,
     ];
     let row = connection.client.query_one(&statement, &parameters).await;
-    let row = row.map_err(|error| StoreError::from_postgres(&error))?;
+    let row = row.map_err(|error| number_taken(&error, request))?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
         return Ok(StoreReply::Busy { stream_id });
     }
@@ -178,19 +179,35 @@ pub(super) async fn store(
     }))
 }
 
+/// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
+fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
+    let has_no_stream = |id: &Uuid| {
+        request
+            .batches
+            .iter()
+            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && rows.stream_id(row).is_none()))
+    };
+    match taken_lane(error).filter(has_no_stream) {
+        Some(message_id) => StoreError::DuplicateMessage { message_id },
+        None => StoreError::from_postgres(error),
+    }
+}
+
 pub(super) async fn find_flush(
     connection: &Connection,
     sql: &Sql,
     origin: Origin,
     stream_id: &[Uuid],
+    stream_rows: &[u32],
     since: u64,
 ) -> Result<Option<Stored>, StoreError> {
     let statement = connection.prepare(sql).await?;
     let shard = origin.shard as i16;
     let since = since as i64;
     let streams = columns::of_uuid(stream_id);
-    let parameters: [&(dyn ToSql + Sync); 5] =
-        [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams];
+    let stream_rows = columns::of_u32(stream_rows);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams, &stream_rows];
     let Some(row) = connection.client.query_opt(&statement, &parameters).await? else {
         return Ok(None);
     };
