@@ -18,7 +18,7 @@ pub enum Error {
     /// A config key is unknown or its value is out of bounds. Nothing was started.
     #[error("{0}")]
     Config(String),
-    /// The shard's ring is full: back off and try again. Nothing was stored.
+    /// The shard has as many rows in hand as it may: back off and try again. Nothing was stored.
     #[error(
         "shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored"
     )]
@@ -59,7 +59,8 @@ pub enum Error {
     /// The engine is shutting down or has ended. Nothing was stored.
     #[error("the engine has been shut down: nothing was stored")]
     ShutDown,
-    /// The database could not be reached or refused. Nothing was stored, or the text says so.
+    /// The database could not be reached or refused. Nothing was stored, unless the text says that
+    /// it was, or that this is not known.
     #[error("database: {0}")]
     Store(#[from] crate::seam::store::StoreError),
     /// The installed schema does not fit this library.

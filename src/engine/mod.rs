@@ -101,10 +101,12 @@ impl Engine {
         Builder::new(config)
     }
 
-    /// Stores one message and answers after its commit.
+    /// Stores one message and answers after its commit. Dropping the future does not take the message back once the
+    /// shard has it.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if the shard is full; a limit that the message breaks; what the database said.
+    /// [`Error::Overloaded`] if the shard is full; [`Error::ShutDown`]; a limit that the message breaks; what the
+    /// database said ([`Error::Store`], whose text says so where it is not known whether the message was stored).
     pub async fn enqueue<M: Enqueue + ?Sized>(&self, message: &M) -> Result<Receipt> {
         let mut batch = self.shared.pool.take();
         let rows = exclusive(&mut batch);

@@ -313,7 +313,7 @@ impl Lanes {
         }
     }
 
-    /// Hands out every message in the lanes that is not in flight and forgets all lanes.
+    /// Forgets all lanes and every message in them. The bound on lanes stays.
     pub fn clear(&mut self) {
         let streams_max = self.streams_max;
         self.index_of.clear();

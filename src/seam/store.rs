@@ -1,7 +1,8 @@
 //! The Postgres seam: what the shards and the lease keeper ask of the database.
 //!
-//! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Private:
-//! users never see it. One method here = one file in `sql/functions` = its test.
+//! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Not meant for users: it
+//! changes with the engine. One method here = one file in `sql/functions` = its test; two names differ:
+//! `store_outbox_messages` calls `store_shard_messages.sql`, and `load` calls `load_shard.sql`.
 //!
 //! Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
 

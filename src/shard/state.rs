@@ -1,10 +1,7 @@
-//! What one shard knows, and how messages get into its lanes.
+//! What one shard knows. How messages get into its lanes is told in `admit`.
 //!
 //! Invariants
 //! - Only the shard's own task touches it, and no borrow of it is held across an await.
-//! - A message enters its lane from memory only if everything before it in its stream has been fed
-//!   (`fed_seq + 1 == k`), or nothing foreign can be outstanding; else it waits for the claim, which
-//!   arrives at it in the order of positions.
 //! - A batch stays in memory exactly as long as a reference of it is unresolved.
 //! - `era` changes whenever lanes are dropped; whatever comes back from an older era is ignored.
 
@@ -250,7 +247,8 @@ impl State {
         self.reset();
     }
 
-    /// Drops lanes, numbers and bookkeeping. The claims loop loads again when nothing is in flight.
+    /// Drops lanes, numbers and bookkeeping. The claim loop loads again when nothing is in flight. `met_meanwhile`
+    /// stays: what the claim has met was stored, in whichever era.
     pub(super) fn reset(&mut self) {
         self.era += 1;
         self.loaded = false;

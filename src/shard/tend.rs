@@ -7,7 +7,7 @@
 //!   new incarnation.
 //! - An orderly stop frees the partitions at once, after the shards have written their cursors.
 //! - A call without an answer within half a lease is given up with its connection: a network that swallows packets
-//!   must not hold up the renewal on a fresh one.
+//!   must not hold up the renewal on a fresh one. (Not yet so for maintenance.)
 //!
 //! Cost when idle: two statements every quarter of the lease.
 

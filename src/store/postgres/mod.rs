@@ -114,7 +114,8 @@ impl Line {
     }
 }
 
-/// A shard's door to Postgres: one connection for what it writes, one for what it reads.
+/// A shard's door to Postgres: one connection for flushes and settlements, one for what it reads. The latter also
+/// writes the scheduled messages whose time has come: a claim may wait for them, a flush must not.
 pub struct PostgresStore {
     writing: Line,
     reading: Line,
