@@ -1,5 +1,5 @@
-//! The seed's cycle, written set-based and fairly: store with event store copy, claim by row lease,
-//! complete by DELETE.
+//! The seed's cycle (ARCHITECTURE.md says what the seed is), the usual one of outboxes, set-based and fair: store with
+//! event store copy, claim by row lease, complete by DELETE.
 //!
 //! Invariants
 //! - One statement a batch, one commit; jsonb in and out, as the seed does.
