@@ -37,9 +37,7 @@ const LAYERS: &[(&str, u8)] = &[
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("error", "seam", "a store's error is part of the public error"),
     ("message", "batch", "a message is written straight into columns"),
-    ("config", "plan", "the lease's figures are checked where they are used"),
     ("store", "runtime", "the in-memory model runs in the simulation's virtual time"),
-    ("config", "runtime", "which runtime is a config value"),
 ];
 
 fn root() -> PathBuf {
