@@ -56,6 +56,14 @@ pub enum Error {
         /// The message.
         message_id: Uuid,
     },
+    /// A message without stream has the id of one that is stored already, or of another of its own unit of work.
+    /// Nothing of its unit of work was stored. Ids are kept apart as long as the log holds the message; they are the
+    /// receivers' means against copies, not a promise that the outbox takes each once.
+    #[error("message {message_id}: a message of this id is stored already; nothing of this unit of work was stored")]
+    DuplicateMessage {
+        /// The message.
+        message_id: Uuid,
+    },
     /// The engine is shutting down or has ended. Nothing was stored.
     #[error("the engine has been shut down: nothing was stored")]
     ShutDown,

@@ -68,6 +68,8 @@ pub struct ShardMetrics {
     pub spilled_rows: Counter,
     /// Messages put to the dead letters.
     pub dead_letters: Counter,
+    /// Of these, such whose message somebody had deleted before it was published.
+    pub messages_missing: Counter,
     /// Settlements begun, cursors included.
     pub settles: Counter,
     /// Of these, such with a cursor.

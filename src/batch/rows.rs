@@ -27,6 +27,8 @@ pub struct Span {
 pub const ROW_EVENT: u8 = 1;
 /// The row has no stream: its lane is its own message id, its number 1.
 pub const ROW_STREAMLESS: u8 = 2;
+/// A reference whose message is not stored any more: the row has its place and nothing to publish.
+pub const ROW_MISSING: u8 = 4;
 
 /// One message as the caller gives it.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +57,12 @@ pub struct NewRow<'a> {
     pub payload: &'a [u8],
     /// When it is due, in microseconds since 1970; 0 for now.
     pub due_unix_us: i64,
+}
+
+/// See [`Rows::is_scheduled`]; for who has the due time alone. A time before 1970 is due at once, as any past one is.
+#[must_use]
+pub const fn is_scheduled(due_unix_us: i64) -> bool {
+    due_unix_us != 0
 }
 
 /// Messages as columns.
@@ -212,6 +220,28 @@ impl Rows {
         index
     }
 
+    /// Appends a row for a reference whose message is not stored any more. What has no version may have had no stream:
+    /// that is not known any more, and it is taken to have one.
+    pub fn push_missing(&mut self, lane_id: Uuid, partition: u32, version: i64, destination: DestinationId) -> usize {
+        let row = NewRow {
+            message_id: Uuid::nil(),
+            stream_id: Some(lane_id),
+            partition,
+            is_event: version > 0,
+            type_name: "",
+            content_type: "",
+            correlation_id: Uuid::nil(),
+            causation_id: Uuid::nil(),
+            trace: Trace::default(),
+            metadata: b"",
+            payload: b"",
+            due_unix_us: 0,
+        };
+        let index = self.push(&row, &[destination]);
+        self.flags[index] |= ROW_MISSING;
+        index
+    }
+
     /// Appends a copy of another batch's row with its references and numbers.
     pub fn push_copy(&mut self, from: &Self, row: usize) {
         let index = self.message_id.len();
@@ -267,6 +297,19 @@ impl Rows {
     #[must_use]
     pub fn is_event(&self, row: usize) -> bool {
         self.flags[row] & ROW_EVENT != 0
+    }
+
+    /// Whether the row's message is not stored any more.
+    #[must_use]
+    pub fn is_missing(&self, row: usize) -> bool {
+        self.flags[row] & ROW_MISSING != 0
+    }
+
+    /// Whether the row is scheduled: it has no number and no reference in the log before it is due. Who writes it and
+    /// who publishes it must agree on this, or an acknowledged message is lost; so nobody asks in another way.
+    #[must_use]
+    pub fn is_scheduled(&self, row: usize) -> bool {
+        is_scheduled(self.due_unix_us[row])
     }
 
     /// The row's stream id, if it has one.

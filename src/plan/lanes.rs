@@ -107,6 +107,15 @@ impl Lanes {
         Admitted::Queued
     }
 
+    /// Notes that a message comes by that never enters its lane. `false`: it is known already.
+    pub fn pass(&mut self, admission: &Admission) -> bool {
+        let index = self.lane_for(admission);
+        let lane = &mut self.lanes[index as usize];
+        let is_new = admission.stream_seq > lane.last_seq;
+        lane.last_seq = lane.last_seq.max(admission.stream_seq);
+        is_new
+    }
+
     /// Puts a copy kept beside the log at the end of its parked lane. Copies come by number, and are written by
     /// number: what is below one is resolved or stands before it, even where the log hands it out again.
     pub fn admit_copy(&mut self, lane: LaneIndex, stream_seq: i64, source: Source) {

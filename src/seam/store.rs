@@ -35,6 +35,12 @@ pub enum StoreError {
     /// A unique number was taken (23505): remembered numbers are wrong. Nothing was written.
     #[error("a number was taken already")]
     NumberTaken,
+    /// A message without stream has the id of one that is stored, or of another in the same call. Nothing was written.
+    #[error("message {message_id}: a message of this id is stored already")]
+    DuplicateMessage {
+        /// Its id.
+        message_id: Uuid,
+    },
     /// Try again later as it is (40001, 40P01, 53xxx, 57014, 55P03, read-only server …). Nothing was written.
     #[error("try again ({sqlstate}): {text}")]
     Transient {

@@ -4,6 +4,7 @@
 //! - A row stored by this shard enters its lanes from memory only if everything before it in its stream has been
 //!   fed (`fed_seq + 1 == k`), or if nothing else can be outstanding: the reader had read everything, and no other
 //!   writer's log row lay outside that. Otherwise it waits for the claim, which comes by in the order of positions.
+//! - A message whose row was deleted ends in the dead letters, alone.
 //! - A flush without an answer has nothing in memory: if the claim comes by, it brings the rows itself, in their
 //!   place among those of other writers, and the answer then leaves all of them to the claim.
 
@@ -12,12 +13,16 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::state::{FlushRecord, State};
-use crate::batch::Rows;
+use crate::batch::{DestinationId, Rows};
+use crate::error::FailureReason;
 use crate::plan::lanes::{Admission, Admitted, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::numbers::UNFED;
-use crate::seam::store::{Spill, Stored};
+use crate::seam::store::{DeadLetter, Spill, Stored};
+
+/// What the dead letter of a message says that somebody has deleted.
+const MISSING: &str = "CL001: the message is not stored any more: it was deleted before it was published";
 
 impl State {
     /// Feeds one row's references (on partitions held) to their lanes. The caller has counted them.
@@ -42,6 +47,14 @@ impl State {
                 single,
                 source,
             };
+            if rows.is_missing(row) {
+                if self.lanes.pass(&admission) {
+                    self.bury_missing(&rows, row, destination, source);
+                } else {
+                    self.resolve(source);
+                }
+                continue;
+            }
             match self.lanes.admit(&admission) {
                 Admitted::Queued => {}
                 Admitted::Known => self.resolve(source),
@@ -64,6 +77,26 @@ impl State {
         if !single && self.half_fed != Some((rows.lane_id[row], stream_seq)) {
             self.fed(rows.lane_id[row], stream_seq);
         }
+    }
+
+    /// A message that is not stored any more can never be published: it goes to the dead letters by itself, whatever
+    /// its lane is at, and nothing waits for it.
+    pub(super) fn bury_missing(&mut self, rows: &Rows, row: usize, destination: DestinationId, source: Source) {
+        self.metrics.messages_missing.add(1);
+        self.settle.bury_missing(
+            DeadLetter {
+                lane_id: rows.lane_id[row],
+                destination,
+                partition: rows.partition[row],
+                stream_seq: rows.stream_seq[row],
+                version: rows.version[row],
+                attempts: 0,
+                reason: FailureReason::EventStorageFailure as i16,
+                error: MISSING.to_owned(),
+                error_cut: false,
+            },
+            source,
+        );
     }
 
     fn fed(&mut self, stream: Uuid, stream_seq: i64) {
@@ -121,7 +154,7 @@ impl State {
                 while reference < rows.reference_count() && rows.reference_row[reference] as usize == row {
                     reference += 1;
                 }
-                if rows.due_unix_us[row] != 0 || !self.holds(rows.partition[row]) {
+                if rows.is_scheduled(row) || !self.holds(rows.partition[row]) {
                     continue;
                 }
                 let count = (reference - first) as u32;

@@ -76,6 +76,7 @@ impl State {
             }
             reference += log.reference_count as usize;
         }
+        say_missing(&rows);
         drop(rows);
         self.release_batch(batch);
         if foreign {
@@ -120,13 +121,34 @@ impl State {
         let rows = Arc::new(rows);
         let batch = self.add_batch(rows.clone());
         self.count_references(batch, count as u32);
+        let destination = self.lanes.lane(lane).destination;
         for row in 0..count {
             let source = Source { batch, reference: row as u32, transaction: TransactionIndex::NONE };
-            self.lanes.admit_copy(lane, rows.stream_seq[row], source);
+            if rows.is_missing(row) {
+                self.bury_missing(&rows, row, destination, source);
+            } else {
+                self.lanes.admit_copy(lane, rows.stream_seq[row], source);
+            }
+        }
+        say_missing(&rows);
+        if self.lanes.lane(lane).len == 0 {
+            // None of them is there any more: further when their dead letters are committed.
+            self.settle.drain_next(lane);
         }
         drop(rows);
         self.release_batch(batch);
     }
+}
+
+/// One line for all of an answer that are not stored any more.
+fn say_missing(rows: &Rows) {
+    let Some(first) = (0..rows.len()).find(|row| rows.is_missing(*row)) else { return };
+    tracing::error!(
+        messages = (first..rows.len()).filter(|row| rows.is_missing(*row)).count(),
+        lane = %rows.lane_id[first],
+        stream_seq = rows.stream_seq[first],
+        "messages to be published are not stored any more: dead letters; this is the first"
+    );
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {

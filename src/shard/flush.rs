@@ -5,6 +5,7 @@
 //! - A unit of work is stored whole or not at all. One whose stream is locked elsewhere is held back, and
 //!   everything that comes after it on any of its streams queues behind it.
 //! - A caller is answered after the commit, or with an error when nothing was stored.
+//! - What the database refuses for good is found and answered; its neighbours in the flush are stored.
 //! - After a connection lost at COMMIT the flush is looked up under its own locks, never sent blindly.
 
 use std::collections::{HashSet, VecDeque};
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use super::Shard;
 use super::numbering::FlushColumns;
-use super::pending::{Pending, split_by_streams};
+use super::pending::{Pending, split_by_streams, take_out};
 use crate::batch::Rows;
 use crate::error::Error;
 use crate::plan::gate::{Close, Gate};
@@ -35,6 +36,8 @@ enum Outcome {
     Stored,
     Busy(Vec<Uuid>),
     Refused(StoreError),
+    /// A message without stream has the id of one that is stored.
+    Duplicate(Uuid),
     Again(StoreError),
     /// The shard ends before anybody could say whether it was stored.
     Unknown(StoreError),
@@ -114,6 +117,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     tracing::error!(%error, "a unit of work was refused by the database");
                     for pending in taken {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
+                Outcome::Duplicate(message_id) => {
+                    let (unit, rest) = take_out(taken, message_id);
+                    self.put_all_first(rest);
+                    if let Some(unit) = unit {
+                        self.answered(unit.answer(Some(&|| Error::DuplicateMessage { message_id })));
                     }
                 }
                 Outcome::Unknown(error) => {
@@ -251,11 +261,14 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 Outcome::Stored
             }
             Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
-            Err(StoreError::NumberTaken) => {
+            Err(StoreError::NumberTaken) if columns.stream_known.iter().any(|known| *known) => {
                 // What was remembered is wrong: once more, with look-ups.
                 state.numbers.forget_numbers();
                 Outcome::Again(StoreError::NumberTaken)
             }
+            // All of them were looked up: it will be taken the next time as well.
+            Err(StoreError::NumberTaken) => Outcome::Refused(StoreError::NumberTaken),
+            Err(StoreError::DuplicateMessage { message_id }) => Outcome::Duplicate(message_id),
             Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
             Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };

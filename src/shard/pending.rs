@@ -5,7 +5,7 @@
 //! - Every row is answered exactly once. A batch that was taken apart is answered when its last part is.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -219,6 +219,30 @@ impl State {
             self.put_first(pending);
         }
     }
+}
+
+/// Takes the unit out that holds this message without stream: the last, if several do, so that of two in one flush the
+/// first is stored. Answers it, and the others in their order.
+pub(super) fn take_out(taken: Vec<Pending>, message_id: Uuid) -> (Option<Pending>, Vec<Pending>) {
+    let mut out = None;
+    let mut rest = VecDeque::with_capacity(taken.len());
+    for pending in taken.into_iter().rev() {
+        if out.is_some() {
+            rest.push_front(pending);
+            continue;
+        }
+        let rows = pending.rows.clone();
+        let is_it = |row: &usize| rows.message_id[*row] == message_id && rows.stream_id(*row).is_none();
+        let row = (0..rows.len()).rev().find(is_it);
+        let unit = row.map(|row| rows.unit_end.partition_point(|end| (*end as usize) <= row));
+        drop(rows);
+        let (found, others) = pending.split(|of| Some(of) == unit);
+        out = found;
+        if let Some(others) = others {
+            rest.push_front(others);
+        }
+    }
+    (out, rest.into())
 }
 
 /// Units without any of the streams, and the others, whose streams join the set: order by stream stays.

@@ -7,9 +7,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_channel::oneshot;
+use futures_util::FutureExt;
 use uuid::Uuid;
 
-use super::pending::{Pending, split_by_streams};
+use super::pending::{Pending, split_by_streams, take_out};
 use super::state::State;
 use super::{ShardSettings, Submission, SubmissionReply};
 use crate::batch::{NewRow, Pool, Rows};
@@ -191,4 +192,48 @@ fn a_batch_in_parts_is_answered_once_with_every_part_in_its_place() {
     assert_eq!((text_of(&reply.rows).as_str(), &reply.rows.stream_seq[..]), ("a b+c a", &[7, 5, 6, 8][..]));
     assert!(reply.refused.is_empty());
     assert_eq!(kept.stream_seq, [0; 4], "nobody writes into what somebody else reads");
+}
+
+#[test]
+fn of_two_units_with_the_same_message_the_last_is_taken_out_and_the_others_keep_their_order() {
+    let twice = Uuid::from_u128(0xd0);
+    let loose = |rows: &mut Rows| {
+        let row = NewRow {
+            message_id: twice,
+            stream_id: None,
+            partition: 0,
+            is_event: false,
+            type_name: "",
+            content_type: "",
+            correlation_id: Uuid::nil(),
+            causation_id: Uuid::nil(),
+            trace: Trace::default(),
+            metadata: b"",
+            payload: b"",
+            due_unix_us: 0,
+        };
+        rows.push(&row, &[]);
+        rows.end_unit();
+    };
+    let mut first = rows_of("a b");
+    loose(&mut first);
+    let mut second = rows_of("c d");
+    loose(&mut second);
+    second.push_copy(&rows_of("e"), 0);
+    second.end_unit();
+    let (first, _first_answer) = pending(first);
+    let (second, second_answer) = pending(second);
+    let (last, _last_answer) = pending(rows_of("f"));
+    let (out, rest) = take_out(vec![first, second, last], twice);
+    let letter = char::from(0xd0_u8);
+    assert_eq!(texts_of(&rest), format!("a b {letter} | c d e | f"));
+    out.unwrap().answer(Some(&|| Error::DuplicateMessage { message_id: twice }));
+    rest.into_iter().for_each(|pending| {
+        pending.answer(None);
+    });
+    let reply = second_answer.now_or_never().unwrap().unwrap();
+    assert!(matches!(reply.refused[..], [(2, Error::DuplicateMessage { message_id })] if message_id == twice));
+    let (only, _answer) = pending(rows_of("a"));
+    let (none, rest) = take_out(vec![only], twice);
+    assert!(none.is_none() && texts_of(&rest) == "a");
 }

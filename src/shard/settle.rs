@@ -28,6 +28,8 @@ pub(super) struct SettleQueue {
     spill: Vec<(Spill, LaneIndex, Source)>,
     drained: Vec<(Drained, Source)>,
     dead: Vec<(DeadLetter, LaneIndex)>,
+    /// Dead letters that were never in a lane: their messages are not stored any more.
+    missing: Vec<(DeadLetter, Source)>,
     unpark: Vec<LaneIndex>,
     /// Lanes to drain further once what was queued before is committed.
     drain_next: Vec<LaneIndex>,
@@ -50,6 +52,10 @@ impl SettleQueue {
         self.dead.push((dead, lane));
     }
 
+    pub(super) fn bury_missing(&mut self, dead: DeadLetter, source: Source) {
+        self.missing.push((dead, source));
+    }
+
     pub(super) fn unpark(&mut self, lane: LaneIndex) {
         self.unpark.push(lane);
     }
@@ -63,6 +69,7 @@ impl SettleQueue {
             && self.spill.is_empty()
             && self.drained.is_empty()
             && self.dead.is_empty()
+            && self.missing.is_empty()
             && self.unpark.is_empty()
             && self.drain_next.is_empty()
     }
@@ -71,9 +78,9 @@ impl SettleQueue {
         *self = Self::default();
     }
 
-    /// References on their way beside the log.
-    pub(super) fn spill_count(&self) -> usize {
-        self.spill.len()
+    /// References that are in no lane: on their way beside the log, or to the dead letters.
+    pub(super) fn outside_lanes(&self) -> usize {
+        self.spill.len() + self.missing.len()
     }
 
     /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
@@ -88,12 +95,14 @@ impl SettleQueue {
             park: head(&mut self.park),
             drained: head(&mut self.drained),
             dead: head(&mut self.dead),
+            missing: head(&mut self.missing),
             ..Self::default()
         };
         if self.park.is_empty() {
             taken.spill = head(&mut self.spill);
         }
-        if self.park.is_empty() && self.spill.is_empty() && self.drained.is_empty() && self.dead.is_empty() {
+        let nothing_cut = self.park.is_empty() && self.spill.is_empty() && self.drained.is_empty();
+        if nothing_cut && self.dead.is_empty() && self.missing.is_empty() {
             taken.unpark = head(&mut self.unpark);
             taken.drain_next = std::mem::take(&mut self.drain_next);
         }
@@ -111,7 +120,9 @@ impl State {
             park: taken.park.clone(),
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
             drained: taken.drained.iter().map(|(drained, _)| *drained).collect(),
-            dead: taken.dead.iter().map(|(dead, _)| dead.clone()).collect(),
+            dead: (taken.dead.iter().map(|(dead, _)| dead.clone()))
+                .chain(taken.missing.iter().map(|(dead, _)| dead.clone()))
+                .collect(),
             unpark: taken.unpark.iter().map(|lane| self.key_of(*lane)).collect(),
         }
     }
@@ -139,6 +150,10 @@ impl State {
             if self.lanes.lane(lane).kept_beside {
                 tracing::debug!(lane = %dead.lane_id, "dead letter from a parked lane");
             }
+        }
+        for (_, source) in taken.missing {
+            self.metrics.dead_letters.add(1);
+            self.resolve(source);
         }
         for (index, lane) in taken.unpark.into_iter().enumerate() {
             if unparked.get(index).copied().unwrap_or(false) && self.lanes.lane(lane).copying == 0 {

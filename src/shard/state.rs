@@ -195,7 +195,7 @@ impl State {
 
     /// The same without those that wait for the claim. This bounds the claim: what waits for it must not stop it.
     pub(super) fn rows_claimed_in_memory(&self) -> usize {
-        self.lanes.rows() + self.settle.spill_count()
+        self.lanes.rows() + self.settle.outside_lanes()
     }
 
     /// Everything of the shard's partitions that is committed has been fed, but for what waits.

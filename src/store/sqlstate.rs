@@ -2,13 +2,14 @@
 //!
 //! Invariants
 //! - `ConnectionLost` is the cautious answer: whatever leaves it open whether a COMMIT took place is that.
-//! - The server's detail is left out: it quotes rows, so payloads. Its hint is not.
+//! - The server's detail is left out of every text: it quotes rows, so payloads. Its hint is not.
 //! - Only the driver's own findings, which have no SQLSTATE, are told apart by their (English, fixed) words.
 
 use std::error::Error as _;
 
 use tokio_postgres::Error as PostgresError;
 use tokio_postgres::error::{DbError, Severity, SqlState};
+use uuid::Uuid;
 
 use crate::seam::store::StoreError;
 
@@ -33,6 +34,19 @@ impl StoreError {
             _ => classify(error),
         }
     }
+}
+
+/// The lane whose number was taken, if it was one of `wh_outbox`. The key stands in the detail, in the same form in
+/// every language of the server; nothing else of the detail is used.
+#[must_use]
+pub fn taken_lane(error: &PostgresError) -> Option<Uuid> {
+    let refusal = error.as_db_error().filter(|refusal| *refusal.code() == SqlState::UNIQUE_VIOLATION)?;
+    lane_of_key(refusal.detail()?)
+}
+
+fn lane_of_key(detail: &str) -> Option<Uuid> {
+    let (_, key) = detail.split_once("(lane_id, stream_seq)=(")?;
+    Uuid::parse_str(key.split_once(',')?.0).ok()
 }
 
 impl From<PostgresError> for StoreError {
@@ -113,7 +127,7 @@ mod tests {
         match meaning(code, false, String::new()) {
             StoreError::ConnectionLost(_) => "lost",
             StoreError::Refused { .. } => "refused",
-            StoreError::NumberTaken => "a number, which is not decided here",
+            StoreError::NumberTaken | StoreError::DuplicateMessage { .. } => "a number, which is not decided here",
             StoreError::Transient { .. } => "transient",
             StoreError::Denied { .. } => "denied",
         }
@@ -131,6 +145,18 @@ mod tests {
                 assert_eq!(kind(code), expected, "{code}");
             }
         }
+    }
+
+    #[test]
+    fn the_lane_of_a_taken_number_is_read_in_every_language() {
+        let id = Uuid::from_u128(7);
+        for detail in [
+            format!("Key (lane_id, stream_seq)=({id}, 1) already exists."),
+            format!("Schlüssel »(lane_id, stream_seq)=({id}, 1)« existiert bereits."),
+        ] {
+            assert_eq!(lane_of_key(&detail), Some(id), "{detail}");
+        }
+        assert_eq!(lane_of_key(&format!("Key (stream_id, version)=({id}, 1) already exists.")), None);
     }
 
     #[test]

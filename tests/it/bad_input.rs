@@ -250,3 +250,47 @@ async fn a_message_goes_to_all_of_64_destinations_when_enlisted() {
     seen.sort();
     assert_eq!(seen, names);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_whose_id_is_stored_is_refused_by_name_and_its_neighbours_are_stored() {
+    let schema = schema();
+    let sink = Sink::default();
+    let mut slow = config(&schema);
+    slow.shards.count = 1;
+    // All of a call in one flush.
+    slow.flush.age_us_max = 20_000;
+    let engine = Engine::builder(slow).transport(sink.transport()).migrate(true).start().await.expect("start");
+    let id = Uuid::now_v7();
+    let loose = |id| RawMessage::command("test.twice", b"{}").to(&["sink"]).with(Wishes::new().message_id(id));
+    let streamed = || {
+        let message = RawMessage::command("test.neighbour", b"{}").stream(Uuid::from_u128(9)).to(&["sink"]);
+        message.with(Wishes::new())
+    };
+    engine.enqueue(&loose(id)).await.expect("stored");
+
+    let (other, twice) = (Uuid::now_v7(), Uuid::now_v7());
+    let messages = vec![streamed(), loose(id), loose(other), loose(twice), loose(twice), streamed()];
+    let outcomes = tokio::time::timeout(Duration::from_secs(10), engine.enqueue_many(messages)).await;
+    let kinds: Vec<String> = outcomes
+        .expect("an answer: it is not tried for ever")
+        .into_iter()
+        .map(|outcome| match outcome {
+            Ok(receipt) => receipt.stream_seq.to_string(),
+            Err(Error::DuplicateMessage { message_id }) if message_id == id => "stored".to_owned(),
+            Err(Error::DuplicateMessage { message_id }) if message_id == twice => "twice".to_owned(),
+            Err(other) => other.to_string(),
+        })
+        .collect();
+    assert_eq!(kinds, ["1", "stored", "1", "1", "twice", "2"]);
+
+    // A unit of work is refused whole, and the error names the message in it.
+    let mut unit = engine.unit_of_work();
+    unit.push(&streamed()).unwrap();
+    unit.push(&loose(other)).unwrap();
+    let refused = unit.commit().await;
+    assert!(matches!(&refused, Err(Error::DuplicateMessage { message_id }) if *message_id == other), "{refused:?}");
+    assert_eq!(engine.enqueue(&streamed()).await.expect("stored").stream_seq, 3);
+    sink.wait_for(6).await;
+    engine.shutdown(Duration::from_secs(10)).await;
+    assert_eq!(sink.len(), 6);
+}

@@ -215,6 +215,26 @@ async fn superseded_cursors_and_those_of_the_dead_go() {
 }
 
 #[tokio::test]
+async fn a_due_message_whose_id_is_stored_is_dead_and_the_others_are_released() {
+    let space = Space::new().await;
+    let (client, owner) = (space.schema.client().await, space.owner(1).await);
+    let stored = loose("stored");
+    let due = |id: Uuid, text: &str| Message { id, due_unix_us: 1, ..loose(text) };
+    let twice = Uuid::now_v7();
+    let scheduled = [due(stored.id, "double"), due(twice, "first"), due(twice, "second"), due(Uuid::now_v7(), "other")];
+    call(&client, std::slice::from_ref(&stored)).await.unwrap();
+    call(&client, &scheduled).await.unwrap();
+    assert_eq!(owner.store.release_scheduled(owner.incarnation, &owner.held(), 100).await.unwrap(), 2);
+    let (texts, _) = owner.drain(&ReadPosition::default(), 100).await;
+    assert_eq!(texts, ["stored", "first", "other"]);
+    let sql = "select convert_from(payload, 'UTF8'), error from wh_dead_letter order by dead_letter_id";
+    let dead = client.query(sql, &[]).await.unwrap();
+    let dead: Vec<(&str, &str)> = dead.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let why = "a message of this id is stored already";
+    assert_eq!(dead, [("double", why), ("second", why)]);
+}
+
+#[tokio::test]
 async fn due_messages_get_their_numbers_when_they_are_due() {
     let space = Space::new().await;
     let (client, owner) = (space.schema.client().await, space.owner(1).await);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use corelane::plan::snapshot::Snapshot;
-use corelane::seam::store::{ClaimRequest, ReadPosition, ReadRange, Store, StoreError};
+use corelane::seam::store::{ClaimRequest, ReadPosition, ReadRange, Store};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
@@ -295,22 +295,17 @@ async fn only_references_of_the_partitions_asked_for_are_handed_over() {
 }
 
 #[tokio::test]
-async fn a_reference_without_its_message_is_refused_not_published_empty() {
+async fn a_reference_without_its_message_says_so_and_its_neighbours_are_whole() {
     let space = Space::new().await;
     let mut owner = space.owner(1).await;
-    owner.store(&[event(Uuid::now_v7(), "gone")]).await;
-    space.schema.client().await.batch_execute("delete from wh_event_store").await.unwrap();
-    let held = owner.held();
-    let request = ClaimRequest {
-        incarnation: owner.incarnation,
-        shard: 0,
-        position: &ReadPosition::default(),
-        partitions: &held,
-        flushes_in_memory: &[],
-        rows_max: 10,
-    };
-    let refused = owner.store.claim_work(&request).await;
-    assert!(matches!(&refused, Err(StoreError::Refused { sqlstate, .. }) if sqlstate == "CL001"), "{refused:?}");
+    let stream = Uuid::now_v7();
+    owner.store(&[event(stream, "1"), event(stream, "gone"), event(stream, "3")]).await;
+    space.schema.client().await.batch_execute("delete from wh_event_store where version = 2").await.unwrap();
+    let reply = owner.claim(&ReadPosition::default(), &[], 10).await;
+    let rows = &reply.rows;
+    assert_eq!([0, 1, 2].map(|row| rows.is_missing(row)), [false, true, false]);
+    assert_eq!((rows.stream_seq[1], rows.version[1], rows.lane_id[1]), (2, 2, stream));
+    assert_eq!((payloads(rows), reply.logs[0].reference_count), (["1", "", "3"].map(str::to_owned).to_vec(), 3));
 }
 
 #[tokio::test]

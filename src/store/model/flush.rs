@@ -258,7 +258,7 @@ async fn write_rows(
     let mut references = Vec::new();
     tx.lock(Key::Segment(segment), false).await?;
     for (index, body) in request.rows.iter().enumerate() {
-        if body.due_unix_us[0] != 0 {
+        if body.is_scheduled(0) {
             let (body, due) = (body.clone(), Tick(body.due_unix_us[0].max(0) as u64));
             tx.effect(move |database| database.schedule(body, due));
             continue;
@@ -299,11 +299,15 @@ pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Re
     });
     let free = if version > 0 {
         let key = (lane_id, version);
-        tx.free_number(move |database| database.events.get(&key).map(|row| row.xid)).await?
+        tx.free_number(move |database| database.events.get(&key).map(|row| row.xid)).await
     } else {
         let key = (lane_id, stream_seq);
-        tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await?
+        tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await
     };
+    let free = free.map_err(|error| match (error, body.stream_id(0)) {
+        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: lane_id },
+        (error, _) => error,
+    })?;
     tx.wrote();
     tx.will_commit(Committed {
         message_id: body.message_id[0],

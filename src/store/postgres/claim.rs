@@ -1,6 +1,6 @@
 //! `claim_work`, `claim_parked`, `release_scheduled`, `load_shard`: what a shard reads.
 //!
-//! Invariant: a reference whose message is not stored any more is an error, never a row without payload.
+//! Invariant: a reference whose message is not stored any more is a row that says so, never one without payload.
 
 use std::pin::pin;
 
@@ -155,11 +155,14 @@ fn first_row(row: &Row, before: &ReadPosition) -> Result<ClaimReply, StoreError>
 fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -> Result<(), StoreError> {
     let message_id: Option<Uuid> = row.try_get(4)?;
     let stream_seq: i64 = row.try_get(0)?;
-    let Some(message_id) = message_id else {
-        let text = format!("message {stream_seq} of lane {lane_id} is not stored any more");
-        return Err(StoreError::Refused { sqlstate: "CL001".to_owned(), text });
-    };
     let version: i64 = row.try_get(1)?;
+    let partition = row.try_get::<_, i32>(8)? as u32;
+    let Some(message_id) = message_id else {
+        let index = rows.push_missing(lane_id, partition, version, destination);
+        rows.stream_seq[index] = stream_seq;
+        rows.version[index] = version;
+        return Ok(());
+    };
     let trace = match row.try_get::<_, Option<Uuid>>(7)? {
         Some(trace_id) => Trace {
             trace_id,
@@ -172,7 +175,7 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
         &NewRow {
             message_id,
             stream_id: row.try_get::<_, Option<Uuid>>(3)?,
-            partition: row.try_get::<_, i32>(8)? as u32,
+            partition,
             is_event: version > 0,
             type_name: row.try_get::<_, Option<&str>>(10)?.unwrap_or_default(),
             content_type: row.try_get::<_, Option<&str>>(11)?.unwrap_or_default(),

@@ -7,9 +7,11 @@ use uuid::Uuid;
 
 use super::log::LogRows;
 use super::{Connection, Sql};
+use crate::batch::is_scheduled;
 use crate::ids::Epoch;
 use crate::seam::store::{LastNumbers, NO_STREAM, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, Column, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
+use crate::store::sqlstate::taken_lane;
 
 pub(super) fn store_sql(schema: &str) -> Sql {
     let parameters = (1..=44).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
@@ -97,7 +99,7 @@ pub(super) async fn store(
         Type::TIMESTAMPTZ,
         |rows| &rows.due_unix_us,
         |out, _, due| {
-            if *due > 0 { put_i64(out, columns::postgres_us(*due)) } else { put_null(out) }
+            if is_scheduled(*due) { put_i64(out, columns::postgres_us(*due)) } else { put_null(out) }
         },
     );
     let (destination_end, destinations) = scheduled_destinations(request, scheduled > 0);
@@ -175,7 +177,7 @@ pub(super) async fn store(
         &log_stream,
     ];
     let row = connection.client.query_one(&statement, &parameters).await;
-    let row = row.map_err(|error| StoreError::from_postgres(&error))?;
+    let row = row.map_err(|error| number_taken(&error, request))?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
         return Ok(StoreReply::Busy { stream_id });
     }
@@ -191,6 +193,20 @@ pub(super) async fn store(
         foreign: row.try_get(5)?,
         looked_up,
     }))
+}
+
+/// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
+fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
+    let has_no_stream = |id: &Uuid| {
+        request
+            .batches
+            .iter()
+            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && rows.stream_id(row).is_none()))
+    };
+    match taken_lane(error).filter(has_no_stream) {
+        Some(message_id) => StoreError::DuplicateMessage { message_id },
+        None => StoreError::from_postgres(error),
+    }
 }
 
 pub(super) async fn find_flush(
@@ -247,7 +263,7 @@ fn scheduled_destinations(request: &StoreRequest<'_>, any: bool) -> (Vec<i32>, V
             let mut references = rows.reference_row.iter().zip(&rows.reference_destination).peekable();
             for row in 0..rows.len() {
                 while let Some((_, destination)) = references.next_if(|(of, _)| **of as usize == row) {
-                    if rows.due_unix_us[row] > 0 {
+                    if rows.is_scheduled(row) {
                         names.push(destination.name());
                     }
                 }
