@@ -2,14 +2,16 @@
 -- second after a step that truncated or rotated; more often does no harm.
 -- in: p_incarnation: who does it
 -- out: truncated (segments emptied), rotated (writers go to the next segment), blocked_by (pid of one that holds a
---     segment: a dump, an open enlisted transaction), cursors_trimmed
--- a segment's way: it is current; writers are switched to the next; its references are found resolved and its numbers
---     are carried to wh_stream (in steps, without a lock, each its own transaction); it is truncated. Nothing relies on
+--     segment: a dump, an open enlisted transaction), cursors_trimmed, work_left (something stands in the log: come
+--     again soon; otherwise there is nothing to do until somebody stores), more (this step got on: the next can too)
+-- a segment's way: it is current; writers are switched to the next; its references are found resolved, its newest
+--     flushes are noted and its numbers are carried to wh_stream (in steps, without a lock, each its own transaction); it is truncated. Nothing relies on
 --     which segment is current: a writer with an old snapshot may still write to the one before.
 -- locks: maintenance (one at a time, by trying); lock_timeout 1 s for rows; see wh_truncate_segment
--- time: run it with a statement_timeout of a few seconds; what a step has done is kept
+-- time: run it with a statement_timeout of about a second; what earlier steps have done is kept
 create or replace function @schema@.perform_maintenance(
-    p_incarnation int4, out truncated int4, out rotated bool, out blocked_by int4, out cursors_trimmed int4)
+    p_incarnation int4, out truncated int4, out rotated bool, out blocked_by int4, out cursors_trimmed int4,
+    out work_left bool, out more bool)
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set jit = off
@@ -26,6 +28,8 @@ begin
     truncated := 0;
     rotated := false;
     cursors_trimmed := 0;
+    work_left := false;
+    more := false;
     if not pg_try_advisory_xact_lock(wh_lock_class(6), 0)
         or not exists (select from wh_instance i where i.number = p_incarnation and i.state = 0) then
         return;
@@ -50,31 +54,45 @@ begin
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
 
     delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
+    delete from wh_flush_truncated t
+    where not exists (select from wh_instance i where i.number = t.incarnation and i.state = 0);
 
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.
     foreach v_segment in array array[(v_current + 1) % 3, (v_current + 2) % 3] loop
         execute format('select exists (select from wh_log_%s)', v_segment) into v_filled;
         continue when not v_filled;
+        work_left := true;
         select r.* into v_rotation from wh_rotation r where r.segment = v_segment;
         if v_rotation.segment is null then
             insert into wh_rotation (segment, seen) values (v_segment, pg_current_snapshot())
             returning * into v_rotation;
         end if;
         v_done := v_rotation.is_resolved or wh_check_resolved(v_segment);
-        continue when not v_done;
+        if not v_done then
+            more := more or exists (
+                select from wh_rotation r where r.segment = v_segment and r.resolved_to > v_rotation.resolved_to);
+            continue;
+        end if;
+        if not (v_rotation.is_noted or wh_note_flushes(v_segment)) then
+            more := true;
+            return;
+        end if;
         if not v_rotation.is_carried then
             -- Committed before the lock is taken: who looks a number up afterwards must find it.
             perform wh_carry_numbers(v_segment);
+            more := true;
             return;
         end if;
         select (t.truncated)::int4, t.blocked_by into truncated, blocked_by from wh_truncate_segment(v_segment) t;
+        more := truncated > 0;
         return;
     end loop;
 
     v_segment := (v_current + 1) % 3;
-    execute format('select not exists (select from wh_log_%s) and exists (select from wh_log_%s)', v_segment, v_current)
-    into v_filled;
+    execute format('select exists (select from wh_log_%s)', v_current) into v_filled;
+    work_left := work_left or v_filled;
+    execute format('select $1 and not exists (select from wh_log_%s)', v_segment) into v_filled using v_filled;
     if v_filled then
         v_bytes := pg_total_relation_size(format('wh_log_%s', v_current)::regclass)
             + pg_total_relation_size(format('wh_outbox_%s', v_current)::regclass);
@@ -82,6 +100,7 @@ begin
             or v_bytes > 268435456 and v_switched_at < clock_timestamp() - interval '5 s' then
             update wh_segment s set current = v_segment, switched_at = clock_timestamp();
             rotated := true;
+            more := true;
         end if;
     end if;
 end

@@ -51,6 +51,12 @@ impl LeaseTimes {
         self.ttl_ms / 4
     }
 
+    /// How long a statement of maintenance may take: well below a step, so that the next renewal is not late.
+    #[must_use]
+    pub fn upkeep_limit_ms(&self) -> u64 {
+        (self.step_ms() / 2).clamp(250, 2_000)
+    }
+
     /// Until when a run may end, after a renewal that was sent at `sent`.
     #[must_use]
     pub fn deadline(&self, sent: Tick) -> Tick {

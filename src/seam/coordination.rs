@@ -90,8 +90,13 @@ pub trait Coordination: 'static {
     /// Ends the incarnation: its cursors become the bases of its partitions, which are free at once.
     fn deregister_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>>;
 
-    /// One bounded step of rotation and trimming. Answers what was done, for the log.
-    fn perform_maintenance(&self, incarnation: Incarnation) -> impl Future<Output = Result<Maintenance, StoreError>>;
+    /// One bounded step of rotation and trimming, given up by the server after `limit_ms`, and on a connection of its
+    /// own: nothing that holds it up holds up a renewal. Answers what was done, for the log.
+    fn perform_maintenance(
+        &self,
+        incarnation: Incarnation,
+        limit_ms: u64,
+    ) -> impl Future<Output = Result<Maintenance, StoreError>>;
 }
 
 /// What a maintenance step did.
@@ -105,4 +110,8 @@ pub struct Maintenance {
     pub blocked_by: Option<i32>,
     /// Superseded cursors deleted.
     pub cursors_trimmed: u32,
+    /// Something stands in the log: the next step comes soon. Otherwise there is nothing to do until somebody stores.
+    pub work_left: bool,
+    /// This step got on, and the next can too.
+    pub more: bool,
 }

@@ -70,6 +70,9 @@ pub struct Origin {
     pub flush_number: i64,
 }
 
+/// SQLSTATE of a flush that is stored and whose numbers cannot be told any more.
+pub const NUMBERS_UNKNOWN: &str = "CL006";
+
 /// "This row has no stream" in [`StoreRequest::row_stream`].
 pub const NO_STREAM: u32 = u32::MAX;
 
@@ -374,12 +377,14 @@ pub trait Store: 'static {
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
-    /// last numbers before it. `since` is a transaction id no newer than the flush's. Refused if it is not there and
-    /// the incarnation has ended: then its absence proves nothing.
+    /// last numbers before it. `stream_rows`: how many numbered messages the flush has of each. `since` is a transaction
+    /// id no newer than the flush's. Refused if it is not there and the incarnation has ended: then its absence proves
+    /// nothing; and with [`NUMBERS_UNKNOWN`] if it is stored, and rotation has truncated what would tell its numbers.
     fn find_flush(
         &self,
         origin: Origin,
         stream_id: &[Uuid],
+        stream_rows: &[u32],
         since: u64,
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
 

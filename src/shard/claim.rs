@@ -59,9 +59,6 @@ impl State {
             if self.flush_in_flight {
                 // Perhaps its own rows; its answer will tell.
                 self.fed_meanwhile.push(log.xid);
-                if log.reference_count > 0 {
-                    self.met_meanwhile.push(rows.message_id[reference]);
-                }
             } else {
                 foreign = true;
             }
@@ -191,7 +188,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
                     state.rows_claimed_in_memory() >= state.settings.lane_rows_max
-                        || state.fed_meanwhile.len().max(state.met_meanwhile.len()) >= FED_MEANWHILE_MAX,
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
                 )
             };
             if must_load && quiet {

@@ -24,7 +24,7 @@ use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Origin, Store, StoreError, StoreReply, StoreRequest, Stored};
+use crate::seam::store::{NUMBERS_UNKNOWN, Origin, Store, StoreError, StoreReply, StoreRequest, Stored};
 use crate::time::Tick;
 
 /// First and longest wait before what was locked elsewhere is tried again.
@@ -217,15 +217,14 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
-            answer = match self.look_up(origin, &columns.stream_id, &reason).await {
+            answer = match self.look_up(origin, columns, &reason).await {
                 Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
-                Ok(None) if self.was_met(&batches) => {
-                    // Its log row is truncated by now, and with it what is known of its numbers.
+                Ok(None) => Err(StoreError::ConnectionLost(reason)),
+                Err(StoreError::Refused { sqlstate, .. }) if sqlstate == NUMBERS_UNKNOWN => {
                     let text = "the connection was lost at the commit: the messages are stored, their numbers unknown";
                     unknown = Some(StoreError::ConnectionLost(text.into()));
                     Err(StoreError::ConnectionLost(reason))
                 }
-                Ok(None) => Err(StoreError::ConnectionLost(reason)),
                 Err(error) => {
                     let text = format!("{error}; whether the messages were stored is not known");
                     unknown = Some(StoreError::ConnectionLost(text));
@@ -273,7 +272,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
         state.fed_meanwhile.clear();
-        state.met_meanwhile.clear();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();
@@ -287,7 +285,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
 
     /// Finds out what became of a flush whose connection was lost, for as long as it takes (or until the
     /// shard must end).
-    async fn look_up(&self, origin: Origin, stream_id: &[Uuid], reason: &str) -> Result<Option<Stored>, StoreError> {
+    async fn look_up(
+        &self,
+        origin: Origin,
+        columns: &FlushColumns,
+        reason: &str,
+    ) -> Result<Option<Stored>, StoreError> {
         if mutants::active(Mutant::BlindResend) {
             return Ok(None);
         }
@@ -302,8 +305,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         // From the first transaction on: after a crash that nobody here has noticed yet, the flush may have an id
         // below what was read before.
         let since = 0;
+        let (stream_id, rows) = (&columns.stream_id, columns.stream_rows());
         loop {
-            match self.within_deadline(self.store.find_flush(origin, stream_id, since)).await {
+            match self.within_deadline(self.store.find_flush(origin, stream_id, &rows, since)).await {
                 Ok(found) => return Ok(found),
                 // It cannot be told any more: this incarnation has ended meanwhile.
                 Err(error @ StoreError::Refused { .. }) => return Err(error),
@@ -317,13 +321,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
             }
         }
-    }
-
-    /// Whether the claim has come by a message of the flush, which therefore is stored.
-    fn was_met(&self, batches: &[Arc<Rows>]) -> bool {
-        let state = self.state.borrow();
-        let met: HashSet<Uuid> = state.met_meanwhile.iter().copied().collect();
-        !met.is_empty() && batches.iter().any(|rows| rows.message_id.iter().any(|id| met.contains(id)))
     }
 
     /// Waits for the signal or the moment.

@@ -108,6 +108,11 @@ impl FlushColumns {
         }
     }
 
+    /// How many messages of each stream were numbered.
+    pub(super) fn stream_rows(&self) -> Vec<u32> {
+        self.given.iter().map(|(rows, _)| *rows as u32).collect()
+    }
+
     /// Adds what the database looked up.
     pub(super) fn correct(&self, taken: &mut [Pending], looked_up: Option<&[LastNumbers]>) {
         let Some(looked_up) = looked_up else { return };

@@ -99,8 +99,6 @@ pub(super) struct State {
     pub half_fed: Option<(Uuid, i64)>,
     /// Transactions that the claim fed while a flush had no answer: it may be one of them.
     pub fed_meanwhile: Vec<u64>,
-    /// Messages that the claim met while a flush had no answer, one a log row: if one is the flush's own, it is stored.
-    pub met_meanwhile: Vec<Uuid>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
     pub bases: Vec<(u32, Snapshot)>,
 
@@ -153,7 +151,6 @@ impl State {
             left: None,
             half_fed: None,
             fed_meanwhile: Vec::new(),
-            met_meanwhile: Vec::new(),
             bases: Vec::new(),
             batches: Vec::new(),
             free_batches: Vec::new(),

@@ -9,7 +9,10 @@
 //! - A call without an answer within half a lease is given up with its connection: a network that swallows packets
 //!   must not hold up the renewal on a fresh one. (Not yet so for maintenance.)
 //!
-//! Cost when idle: two statements every quarter of the lease.
+//! - Maintenance has a connection and a time limit of its own, below a step: however slow it is, the next renewal is
+//!   sent in time.
+//!
+//! Cost when idle: two statements every quarter of the lease, and one a minute.
 
 use std::sync::Arc;
 
@@ -24,8 +27,10 @@ use crate::time::Tick;
 
 /// First wait before a failed step is tried again; it doubles up to the usual step.
 const RETRY_MS: u64 = 250;
-/// How often maintenance is done.
-const MAINTENANCE_MS: u64 = 60_000;
+/// How often maintenance is done while something stands in the log, and when it has failed.
+const MAINTENANCE_MS: u64 = 5_000;
+/// How often it is done when there is nothing to do.
+const MAINTENANCE_IDLE_MS: u64 = 60_000;
 
 /// What the keeper is made of.
 pub struct Keeper<R, C, F> {
@@ -64,6 +69,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let mut watch = Watch::default();
         let mut ownership = -1;
         let mut maintenance_due = self.runtime.now().plus_ms(MAINTENANCE_MS);
+        let mut blocked_by = None;
         let mut retry_ms = RETRY_MS;
         loop {
             if stop.is_stopped() {
@@ -75,15 +81,19 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
                 return;
             }
+            let begun = self.runtime.now();
             let step = self.step(&mut current, &mut watch, &mut ownership).await;
             let mut pause_ms = self.times.step_ms();
+            let mut until = None;
             match step {
                 Ok(Step::Alive) => {
                     retry_ms = RETRY_MS;
+                    // From before the renewal: what maintenance takes is not added to it.
+                    until = Some(begun.plus_ms(pause_ms));
                     if let Some(incarnation) = current
                         && maintenance_due <= self.runtime.now()
                     {
-                        maintenance_due = self.maintain(incarnation).await;
+                        maintenance_due = self.maintain(incarnation, &mut blocked_by).await;
                     }
                 }
                 Ok(Step::Dead) => {
@@ -107,7 +117,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     retry_ms = retry_ms.saturating_mul(2).min(self.times.step_ms());
                 }
             }
-            let until = self.runtime.now().plus_ms(pause_ms);
+            let until = until.unwrap_or_else(|| self.runtime.now().plus_ms(pause_ms));
             let sleep = std::pin::pin!(self.runtime.sleep_until(until));
             let stopped = std::pin::pin!(stop.stopped());
             futures_util::future::select(sleep, stopped).await;
@@ -188,7 +198,14 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
     }
 
     async fn within_limit<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        let limit_ms = self.times.ttl_ms() / 2;
+        self.within_ms(self.times.ttl_ms() / 2, call).await
+    }
+
+    async fn within_ms<T>(
+        &self,
+        limit_ms: u64,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         let call = std::pin::pin!(call);
         let sleep = std::pin::pin!(self.runtime.sleep_until(self.runtime.now().plus_ms(limit_ms)));
         match futures_util::future::select(call, sleep).await {
@@ -199,21 +216,33 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         }
     }
 
-    async fn maintain(&self, incarnation: Incarnation) -> Tick {
-        match self.coordination.perform_maintenance(incarnation).await {
-            Ok(done) => {
-                if let Some(pid) = done.blocked_by {
-                    tracing::warn!(pid, "a log segment cannot be truncated: this backend holds a lock on it");
+    /// Steps of maintenance, for as long as they get on and half their time limit; answers when to come again.
+    async fn maintain(&self, incarnation: Incarnation, blocked_by: &mut Option<i32>) -> Tick {
+        let limit_ms = self.times.upkeep_limit_ms();
+        let enough = self.runtime.now().plus_ms(limit_ms / 2);
+        loop {
+            // The server gives it up by itself; this is for one that does not answer.
+            let step = self.coordination.perform_maintenance(incarnation, limit_ms);
+            let pause_ms = match self.within_ms(limit_ms + limit_ms / 4, step).await {
+                Ok(done) => {
+                    if let Some(pid) = done.blocked_by
+                        && *blocked_by != Some(pid)
+                    {
+                        tracing::warn!(pid, "a log segment cannot be truncated: this backend holds a lock on it");
+                    }
+                    *blocked_by = done.blocked_by;
+                    tracing::debug!(?done, "maintenance");
+                    if done.more && self.runtime.now() < enough {
+                        continue;
+                    }
+                    if done.work_left { MAINTENANCE_MS } else { MAINTENANCE_IDLE_MS }
                 }
-                tracing::debug!(?done, "maintenance");
-                // A step is bounded: after one that found work the next comes soon.
-                let ms = if done.truncated > 0 || done.rotated { 1_000 } else { MAINTENANCE_MS };
-                self.runtime.now().plus_ms(ms)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "maintenance: trying again");
-                self.runtime.now().plus_ms(5_000)
-            }
+                Err(error) => {
+                    tracing::warn!(%error, "maintenance: trying again");
+                    MAINTENANCE_MS
+                }
+            };
+            return self.runtime.now().plus_ms(pause_ms);
         }
     }
 

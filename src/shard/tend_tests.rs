@@ -3,7 +3,8 @@
 //!
 //! Words: `lose` (every call fails with its connection), `hang` (no call is answered), `refuse` (every call fails for
 //! now), `well`, `kill` (this incarnation is dead), `member N` (another one: connected, its lease running), `cut N` (its
-//! connection ends), `still N` (it renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
+//! connection ends), `log` / `empty` (something stands in the log, or not), `steps N` (so many steps of maintenance get
+//! on), `stuck` (maintenance is not answered), `still N` (it renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
 //! until when shards may publish). The lease is 10 s, its margin 5 s; there are 4 partitions and 2 shards.
 
 use std::cell::{Cell, RefCell};
@@ -41,6 +42,11 @@ struct Town {
     others: RefCell<Vec<Member>>,
     owner: Cell<i32>,
     stopped: Cell<bool>,
+    /// Whether something stands in the log.
+    log: Cell<bool>,
+    /// Steps of maintenance that get on.
+    steps: Cell<i32>,
+    upkeep_hangs: Cell<bool>,
 }
 
 impl Town {
@@ -122,9 +128,15 @@ impl Coordination for Door {
         self.0.call("deregister").await
     }
 
-    async fn perform_maintenance(&self, _incarnation: Incarnation) -> Result<Maintenance, StoreError> {
+    async fn perform_maintenance(&self, _incarnation: Incarnation, _limit_ms: u64) -> Result<Maintenance, StoreError> {
+        if self.0.upkeep_hangs.get() {
+            self.0.tell("maintain");
+            return std::future::pending().await;
+        }
         self.0.call("maintain").await?;
-        Ok(Maintenance::default())
+        let steps = self.0.steps.get();
+        self.0.steps.set(steps.saturating_sub(1));
+        Ok(Maintenance { work_left: self.0.log.get(), more: steps > 0, ..Maintenance::default() })
     }
 }
 
@@ -168,6 +180,10 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         "still" => change(&|other| other.expired = true),
         "beat" => change(&|other| other.counter += 1),
         "stop" => town.stopped.set(true),
+        "log" => town.log.set(true),
+        "empty" => town.log.set(false),
+        "steps" => town.steps.set(number),
+        "stuck" => town.upkeep_hangs.set(true),
         "lease" => {
             let until = lease.deadline();
             let text =
@@ -193,6 +209,9 @@ fn play(owns: bool, script: &'static str) -> String {
         others: RefCell::default(),
         owner: Cell::new(0),
         stopped: Cell::new(false),
+        log: Cell::new(false),
+        steps: Cell::new(0),
+        upkeep_hangs: Cell::new(false),
     });
     let lease = Arc::new(LeaseCell::default());
     let told = town.clone();
@@ -264,6 +283,7 @@ fn it_registers_takes_what_is_free_and_costs_two_statements_a_step() {
          2500 members
          5000 renew
          5000 members
+         5000 maintain
          6000 lease until 10000",
     );
     assert_eq!(told, expected);
@@ -321,6 +341,7 @@ fn a_renewal_without_an_answer_is_given_up_and_counts_from_before_it_was_sent() 
          7600 lease over
          7750 renew
          7750 members
+         7750 maintain
          8000 lease until 12750",
     );
     assert_eq!(told, expected);
@@ -366,6 +387,7 @@ fn a_member_whose_connection_ended_is_taken_over_at_the_next_look() {
          5000 take
          5000 shard 0: 1/1 [0, 2]
          5000 shard 1: 1/1 [1, 3]
+         5000 maintain
          6000 lease until 10000",
     );
     assert_eq!(told, expected);
@@ -401,8 +423,25 @@ fn a_stop_ends_also_when_the_database_does_not_answer() {
 }
 
 #[test]
-fn maintenance_comes_once_a_minute() {
-    let told = play(true, "0 well; 125000 lease");
+fn maintenance_comes_soon_while_something_is_in_the_log_and_once_a_minute_otherwise() {
+    let told = play(true, "0 log; 16000 empty; 145000 lease");
     let times: Vec<&str> = told.lines().filter_map(|line| line.strip_suffix(" maintain")).collect();
-    assert_eq!(times, ["60000", "120000"]);
+    assert_eq!(times, ["5000", "10000", "15000", "20000", "80000", "140000"]);
+}
+
+#[test]
+fn maintenance_goes_on_at_once_while_it_gets_on() {
+    let told = play(true, "0 log; 1 steps 2; 11000 lease");
+    let times: Vec<&str> = told.lines().filter_map(|line| line.strip_suffix(" maintain")).collect();
+    assert_eq!(times, ["5000", "5000", "5000", "10000"]);
+}
+
+#[test]
+fn maintenance_without_an_answer_makes_no_renewal_late() {
+    let told = play(true, "0 log; 1 stuck; 26000 lease");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    let renewals: Vec<u64> =
+        told.lines().filter_map(|line| line.strip_suffix(" renew")).map(|ms| ms.parse().unwrap()).collect();
+    assert_eq!(renewals, (1..=10).map(|step| step * 2_500).collect::<Vec<u64>>());
+    assert!(told.matches("maintain").count() >= 2 && told.ends_with("lease until 30000"), "{told}");
 }

@@ -23,7 +23,7 @@ pub const GRANTS: &[(&str, &[&str])] = &[
     ("wh_stream wh_dead_letter", &["select", "insert", "update"]),
     ("wh_cursor", &["select", "insert", "delete"]),
     (
-        "wh_instance wh_rotation wh_parked wh_parked_reference wh_scheduled wh_flush_given_up",
+        "wh_instance wh_rotation wh_parked wh_parked_reference wh_scheduled wh_flush_given_up wh_flush_truncated",
         &["select", "insert", "update", "delete"],
     ),
 ];

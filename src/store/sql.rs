@@ -34,6 +34,7 @@ pub const RECORD: SqlFile =
 /// Migrations, in order.
 pub const MIGRATIONS: &[SqlFile] = sql_files!["migrations":
     "0001_tables",
+    "0002_truncated_flushes",
 ];
 
 /// Functions. Those written in SQL come after what they call; for the others the order is free.
@@ -67,6 +68,7 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "release_scheduled",
     "wh_check_resolved",
     "wh_carry_numbers",
+    "wh_note_flushes",
     "wh_truncate_segment",
     "perform_maintenance",
     "rebase",

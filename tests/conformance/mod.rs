@@ -141,11 +141,11 @@ async fn numbers_are_never_given_twice<S: Store>(store: &S, reader: &mut Reader,
 
 /// One that is not found never comes: its request may still be on its way.
 async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader: &Reader, first: &Stored, count: u32) {
-    let found = store.find_flush(reader.origin(1), &[id(10)], first.xid).await.unwrap().unwrap();
+    let found = store.find_flush(reader.origin(1), &[id(10)], &[3], first.xid).await.unwrap().unwrap();
     assert_eq!((found.xid, found.position, found.owned), (first.xid, first.position, true));
     assert_eq!(found.looked_up, first.looked_up);
     assert_eq!(found.epoch, first.epoch);
-    let absent = store.find_flush(reader.origin(3), &[id(10)], first.xid).await.unwrap();
+    let absent = store.find_flush(reader.origin(3), &[id(10)], &[1], first.xid).await.unwrap();
     assert_eq!(absent, None, "it was not committed");
     let mut late = Flush::new(reader, 3, count);
     late.push(Some(id(13)), true, &["x"]);
@@ -369,7 +369,7 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     };
     assert!(matches!(store.settle(a, &cursor).await.unwrap(), SettleReply::Settled { .. }));
     keeper_a.deregister_instance(a).await.unwrap();
-    let absent = store.find_flush(reader.origin(99), &[id(10)], 0).await;
+    let absent = store.find_flush(reader.origin(99), &[id(10)], &[1], 0).await;
     assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
     assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
@@ -388,7 +388,7 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     let claimed = store.claim_work(&successor.claim(&[], 100)).await.unwrap();
     assert!(claimed.rows.is_empty(), "everything was resolved: {:?}", story(&claimed.rows));
 
-    let maintenance = keeper_b.perform_maintenance(b).await.unwrap();
+    let maintenance = keeper_b.perform_maintenance(b, 10_000).await.unwrap();
     assert_eq!(maintenance.blocked_by, None);
     keeper_b.deregister_instance(b).await.unwrap();
 }

@@ -1,7 +1,9 @@
 //! A segment's way: filled, left, found resolved, carried, truncated; and who may hold it up.
 
 use corelane::plan::snapshot::Snapshot;
-use corelane::seam::store::{Coordination, Maintenance, ReadPosition, SettleReply, SettleRequest, Store};
+use corelane::seam::store::{
+    Coordination, LastNumbers, Maintenance, ReadPosition, Renewed, SettleReply, SettleRequest, Store, StoreError,
+};
 use tokio_postgres::{Client, IsolationLevel};
 use uuid::Uuid;
 
@@ -27,7 +29,7 @@ async fn pid(client: &impl tokio_postgres::GenericClient) -> i32 {
 }
 
 async fn maintain(owner: &Owner) -> Maintenance {
-    owner.coordination.perform_maintenance(owner.incarnation).await.unwrap()
+    owner.coordination.perform_maintenance(owner.incarnation, 10_000).await.unwrap()
 }
 
 /// Steps until one has nothing more to say; answers them summed up.
@@ -86,9 +88,15 @@ async fn what_is_published_is_truncated_and_its_numbers_live_on() {
         let events: i64 = client.query_one("select count(*) from wh_event_store", &[]).await.unwrap().get(0);
         assert_eq!(events, expected);
     }
-    // Idle: nothing is switched, nothing to do.
+    // Idle: nothing is switched, nothing to do, and that is said.
     a_minute_passes(&client).await;
     assert_eq!(maintain_to_the_end(&owner).await, Maintenance::default());
+    assert!(!maintain(&owner).await.work_left);
+    call(&client, &[loose("l")]).await.unwrap();
+    let step = maintain(&owner).await;
+    assert!(step.work_left && step.rotated && step.more, "{step:?}");
+    let step = maintain(&owner).await;
+    assert!(step.work_left && !step.more, "unpublished: {step:?}");
 }
 
 #[tokio::test]
@@ -259,4 +267,66 @@ async fn due_messages_get_their_numbers_when_they_are_due() {
     assert_eq!(texts, ["now", "users", "free", "free", "first", "second"]);
     let left: i64 = client.query_one("select count(*) from wh_scheduled", &[]).await.unwrap().get(0);
     assert_eq!(left, 1);
+}
+
+/// A rotation's whole way, for what is published.
+async fn rotate(client: &Client, owner: &Owner) {
+    a_minute_passes(client).await;
+    assert_eq!(maintain_to_the_end(owner).await.truncated, 1);
+}
+
+#[tokio::test]
+async fn a_flush_is_found_when_its_log_rows_are_truncated() {
+    let space = Space::new().await;
+    let (client, mut owner) = (space.schema.client().await, space.owner(1).await);
+    let only_stored = |stream, text| Message { destinations: Vec::new(), ..event(stream, text) };
+    let (stream, other) = (Uuid::now_v7(), Uuid::now_v7());
+    owner.store(&[only_stored(stream, "1")]).await;
+    // Without any destination: nothing of it is ever met by a claim.
+    let flush = owner.store(&[only_stored(stream, "2"), only_stored(stream, "3"), only_stored(other, "1")]).await;
+    let (_, at) = publish(&owner, 0, &ReadPosition::default()).await;
+    rotate(&client, &owner).await;
+    assert_eq!(rows_in(&client, 0).await, 0);
+    let find = async |owner: &Owner, rows: &[u32]| {
+        let streams = [stream, other];
+        owner.store.find_flush(owner.origin(), &streams[..rows.len()], rows, 0).await
+    };
+    let found = find(&owner, &[2, 1]).await.unwrap().expect("it is stored: sent again it would be stored twice");
+    assert_eq!((found.xid, found.position, found.owned), (flush.xid, flush.position, true));
+    let last = |seq, version| LastNumbers { seq, version };
+    assert_eq!(found.looked_up, Some(vec![last(1, 1), last(0, 0)]));
+    let events: i64 = client.query_one("select count(*) from wh_event_store", &[]).await.unwrap().get(0);
+    assert_eq!(events, 4);
+
+    // With other messages of a stream its numbers went with them: stored, and that is all that can be said.
+    owner.store(&[only_stored(stream, "4"), message(stream, "5")]).await;
+    publish(&owner, 0, &at).await;
+    rotate(&client, &owner).await;
+    let found = find(&owner, &[2]).await;
+    assert!(matches!(&found, Err(StoreError::Refused { sqlstate, .. }) if sqlstate == "CL006"), "{found:?}");
+
+    // One that did not commit is given up as ever.
+    owner.flush_number += 1;
+    assert_eq!(find(&owner, &[1]).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn maintenance_that_is_held_up_ends_by_itself_and_no_renewal_waits_for_it() {
+    let space = Space::new().await;
+    let owner = space.owner(1).await;
+    let mut user = space.schema.client().await;
+    let transaction = user.transaction().await.unwrap();
+    transaction.batch_execute("lock table wh_cursor in access exclusive mode").await.unwrap();
+    let begun = std::time::Instant::now();
+    let held_up = owner.coordination.perform_maintenance(owner.incarnation, 400);
+    let renewed = async {
+        let renewed = owner.coordination.renew_lease(owner.incarnation, 10_000).await.unwrap();
+        (renewed, begun.elapsed())
+    };
+    let (held_up, (renewed, renewed_after)) = tokio::join!(held_up, renewed);
+    assert!(matches!(&held_up, Err(StoreError::Transient { sqlstate, .. }) if sqlstate == "57014"), "{held_up:?}");
+    assert_eq!(renewed, Renewed::Alive);
+    assert!(renewed_after.as_millis() < 400, "it had a connection to itself: {renewed_after:?}");
+    transaction.rollback().await.unwrap();
+    maintain(&owner).await;
 }

@@ -80,7 +80,7 @@ async fn two_schemas_of_one_database_do_not_notice_each_other() {
     assert_eq!(numbered[0].seq, Some(1));
     assert_eq!(owner.drain(&ReadPosition::default(), 10).await.0, ["ours"]);
     client.batch_execute("update wh_segment set switched_at = switched_at - interval '61 s'").await.unwrap();
-    assert!(owner.coordination.perform_maintenance(owner.incarnation).await.unwrap().rotated);
+    assert!(owner.coordination.perform_maintenance(owner.incarnation, 10_000).await.unwrap().rotated);
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
     let classes = "select array_agg(wh_lock_class(k) order by k) from generate_series(1, 7) k";
     let ours: Vec<i32> = client.query_one(classes, &[]).await.unwrap().get(0);
@@ -132,7 +132,7 @@ async fn a_role_with_exactly_the_listed_privileges_can_do_an_engines_work() {
     admin.batch_execute("update wh_segment set switched_at = switched_at - interval '61 s'").await.unwrap();
     let mut truncated = 0;
     for _ in 0..5 {
-        truncated += owner.coordination.perform_maintenance(owner.incarnation).await.unwrap().truncated;
+        truncated += owner.coordination.perform_maintenance(owner.incarnation, 10_000).await.unwrap().truncated;
     }
     assert_eq!(truncated, 1);
     owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap();

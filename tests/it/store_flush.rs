@@ -307,8 +307,12 @@ async fn a_lost_flush_is_looked_up_behind_its_own_lock() {
     let (stream, other) = (Uuid::now_v7(), Uuid::now_v7());
     owner.store(&[event(stream, "1")]).await;
     let before = owner.store(&[message(stream, "2"), event(stream, "3"), message(other, "o")]).await;
-    let found =
-        owner.store.find_flush(owner.origin(), &[stream, other, Uuid::now_v7()], before.xid).await.unwrap().unwrap();
+    let found = owner
+        .store
+        .find_flush(owner.origin(), &[stream, other, Uuid::now_v7()], &[2, 1, 0], before.xid)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(
         (found.xid, found.epoch, found.position, found.owned),
         (before.xid, before.epoch, before.position, true)
@@ -331,7 +335,7 @@ async fn a_lost_flush_is_looked_up_behind_its_own_lock() {
     )
     .await
     .unwrap();
-    let looking = owner.store.find_flush(committing, &[], before.xid);
+    let looking = owner.store.find_flush(committing, &[], &[], before.xid);
     let finishing = async {
         let watch = space.schema.client().await;
         eventually("the look-up waits", Duration::from_secs(5), || async { waits_for_class(&watch, 7).await }).await;
@@ -340,7 +344,7 @@ async fn a_lost_flush_is_looked_up_behind_its_own_lock() {
     let (found, ()) = tokio::join!(looking, finishing);
     assert!(found.unwrap().is_some());
     committing.flush_number += 1;
-    assert_eq!(owner.store.find_flush(committing, &[], before.xid).await.unwrap(), None);
+    assert_eq!(owner.store.find_flush(committing, &[], &[], before.xid).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -351,7 +355,7 @@ async fn a_flush_that_was_not_found_is_given_up_should_it_arrive_yet() {
     // Its connection was lost before the server had begun with it.
     let mut next = owner.origin();
     next.flush_number += 1;
-    assert_eq!(owner.store.find_flush(next, &[], 0).await.unwrap(), None);
+    assert_eq!(owner.store.find_flush(next, &[], &[], 0).await.unwrap(), None);
     match owner.try_store(&[loose("second")]).await {
         Err(StoreError::Refused { sqlstate, .. }) => assert_eq!(sqlstate, "CL004"),
         other => panic!("the caller was told that it is sent again, and here it is: {other:?}"),
@@ -383,7 +387,7 @@ async fn a_dropped_call_takes_its_connection_along() {
     // The abandoned one is still on the server. A look-up does not queue behind it on its connection: it waits on
     // another one, for the lock.
     let origin = owner.origin();
-    let looking = owner.store.find_flush(origin, &[], 0);
+    let looking = owner.store.find_flush(origin, &[], &[], 0);
     let ending = async {
         let watch = space.schema.client().await;
         eventually("the look-up waits", Duration::from_secs(5), || async { waits_for_class(&watch, 7).await }).await;

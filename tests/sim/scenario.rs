@@ -248,7 +248,7 @@ fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {
     clock.clone().spawn(async move {
         loop {
             clock.sleep_until(clock.now().plus_ms(every_ms)).await;
-            if let Ok(done) = keeper.perform_maintenance(nobody).await
+            if let Ok(done) = keeper.perform_maintenance(nobody, 10_000).await
                 && (done.truncated > 0 || done.rotated)
             {
                 clock.trace(|| format!("maintenance: {done:?}"));

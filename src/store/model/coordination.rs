@@ -206,7 +206,7 @@ impl Coordination for ModelCoordination {
         self.noted(answer)
     }
 
-    async fn perform_maintenance(&self, _incarnation: Incarnation) -> Result<Maintenance, StoreError> {
+    async fn perform_maintenance(&self, _incarnation: Incarnation, _limit_ms: u64) -> Result<Maintenance, StoreError> {
         let answer = self.model.call(super::maintenance::perform).await;
         self.noted(answer)
     }

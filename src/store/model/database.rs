@@ -69,6 +69,15 @@ pub(super) struct Segment {
     pub log: Vec<Log>,
 }
 
+/// What is noted of a flush when its log rows are truncated.
+#[derive(Clone, Copy)]
+pub(super) struct Truncated {
+    pub flush_number: i64,
+    pub xid: u64,
+    pub position: i64,
+    pub owned: bool,
+}
+
 pub(super) struct Instance {
     pub id: Uuid,
     pub counter: i64,
@@ -176,6 +185,8 @@ pub(super) struct Database {
     pub next_cursor: i64,
     /// Of each shard the newest flush that was looked up and not found.
     pub given_up: BTreeMap<(i32, u16), i64>,
+    /// Of each shard the newest flush whose log rows were truncated.
+    pub truncated: BTreeMap<(i32, u16), Truncated>,
     pub parked: BTreeMap<LaneKey, Parked>,
     pub kept: BTreeMap<(Uuid, DestinationId, i64), Kept>,
     pub dead: BTreeMap<(Uuid, DestinationId, i64), Dead>,
@@ -208,6 +219,7 @@ impl Database {
             cursors: BTreeMap::new(),
             next_cursor: 1,
             given_up: BTreeMap::new(),
+            truncated: BTreeMap::new(),
             parked: BTreeMap::new(),
             kept: BTreeMap::new(),
             dead: BTreeMap::new(),

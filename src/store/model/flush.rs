@@ -18,8 +18,8 @@ use crate::limits::STREAM_LOCKS_MAX;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, LastNumbers, LoadReply, NO_STREAM, Origin, SettleReply, SettleRequest, Store, StoreError,
-    StoreReply, StoreRequest, Stored,
+    ClaimReply, ClaimRequest, LastNumbers, LoadReply, NO_STREAM, NUMBERS_UNKNOWN, Origin, SettleReply, SettleRequest,
+    Store, StoreError, StoreReply, StoreRequest, Stored,
 };
 use crate::time::Tick;
 
@@ -113,8 +113,14 @@ impl Store for ModelStore {
         self.model.call(|tx| store(tx, request)).await
     }
 
-    async fn find_flush(&self, origin: Origin, stream_id: &[Uuid], since: u64) -> Result<Option<Stored>, StoreError> {
-        let streams = stream_id.to_vec();
+    async fn find_flush(
+        &self,
+        origin: Origin,
+        stream_id: &[Uuid],
+        stream_rows: &[u32],
+        since: u64,
+    ) -> Result<Option<Stored>, StoreError> {
+        let streams = stream_id.iter().copied().zip(stream_rows.iter().copied()).collect();
         self.model.call(move |tx| find(tx, origin, streams, since)).await
     }
 
@@ -367,7 +373,34 @@ fn write_log(
     }
 }
 
-async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<Option<Stored>, StoreError> {
+/// A flush whose log rows are truncated: its numbers by its events, if it had nothing else of its streams.
+fn find_truncated(
+    database: &Database,
+    origin: Origin,
+    streams: &[(Uuid, u32)],
+    epoch: crate::ids::Epoch,
+) -> Result<Option<Stored>, StoreError> {
+    let of = database.truncated.get(&(origin.incarnation.number, origin.shard));
+    let Some(of) = of.filter(|of| of.flush_number == origin.flush_number) else { return Ok(None) };
+    let mut looked_up = Vec::with_capacity(streams.len());
+    for (stream, rows) in streams {
+        let own = database.events.range((*stream, 0)..=(*stream, i64::MAX)).filter(|(_, row)| row.xid == of.xid);
+        let numbers: Vec<(i64, i64)> = own.map(|((_, version), row)| (row.stream_seq, *version)).collect();
+        match numbers.first() {
+            Some((seq, version)) if numbers.len() == *rows as usize => {
+                looked_up.push(LastNumbers { seq: seq - 1, version: version - 1 });
+            }
+            _ => {
+                let text = "the flush is stored, its numbers are truncated".into();
+                return Err(StoreError::Refused { sqlstate: NUMBERS_UNKNOWN.into(), text });
+            }
+        }
+    }
+    let (xid, position, owned) = (of.xid, of.position, of.owned);
+    Ok(Some(Stored { xid, epoch, position, owned, foreign: true, looked_up: Some(looked_up) }))
+}
+
+async fn find(tx: Tx, origin: Origin, streams: Vec<(Uuid, u32)>, since: u64) -> Result<Option<Stored>, StoreError> {
     let (number, shard) = (origin.incarnation.number, origin.shard);
     if !mutants::active(Mutant::LookUpWithoutLocks) {
         tx.lock(Key::Flush(number, shard), true).await?;
@@ -390,6 +423,10 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
         rows
     };
     let Some(first) = rows.first() else {
+        let truncated = find_truncated(&tx.database(), origin, &streams, epoch)?;
+        if truncated.is_some() {
+            return Ok(truncated);
+        }
         if !tx.database().instances.get(&number).is_some_and(|of| of.alive) {
             // Its successors may have published what it stored, and a rotation may have truncated it.
             let text = "whether the flush was stored cannot be told any more".into();
@@ -408,7 +445,7 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<Uuid>, since: u64) -> Result<
     let before: BTreeMap<Uuid, LastNumbers> = first.before.iter().copied().collect();
     let looked_up = streams
         .iter()
-        .map(|stream| before.get(stream).copied().unwrap_or(LastNumbers { seq: 0, version: 0 }))
+        .map(|(stream, _)| before.get(stream).copied().unwrap_or(LastNumbers { seq: 0, version: 0 }))
         .collect();
     Ok(Some(Stored {
         xid: first.xid,

@@ -5,7 +5,7 @@
 //!   partitions, checked without a lock, and again under a lock that nothing holds beside it.
 //! - The last numbers of its streams are carried over in the same transaction.
 
-use super::database::{SEGMENTS, Segment};
+use super::database::{Database, SEGMENTS, Segment, Truncated};
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::plan::mutants::{self, Mutant};
@@ -43,7 +43,10 @@ pub(super) async fn perform(tx: Tx) -> Result<Maintenance, StoreError> {
         let snapshot = tx.snapshot();
         let unchanged = tx.database().log_of(segment, &snapshot).iter().all(|log| seen.contains(log.xid));
         if (unchanged && may_go(&tx, segment)) || mutants::active(Mutant::XidOnlyTruncation) {
-            tx.effect(move |database| database.segments[segment] = Segment::default());
+            tx.effect(move |database| {
+                let segment = std::mem::take(&mut database.segments[segment]);
+                database.note_flushes(&segment);
+            });
             done.truncated += 1;
         }
     }
@@ -63,9 +66,27 @@ pub(super) async fn perform(tx: Tx) -> Result<Maintenance, StoreError> {
         tx.model.0.switched_at.set(clock);
         done.rotated = true;
     }
+    done.work_left = tx.database().segments.iter().any(|segment| !segment.log.is_empty());
+    done.more = done.truncated > 0 || done.rotated;
     done.cursors_trimmed = trim_cursors(&tx);
     tx.commit().await?;
     Ok(done)
+}
+
+impl Database {
+    fn note_flushes(&mut self, truncated: &Segment) {
+        for log in &truncated.log {
+            let Some((number, shard, flush_number)) = log.flush else { continue };
+            let of = Truncated { flush_number, xid: log.xid, position: log.position, owned: log.owned };
+            let newest = self.truncated.entry((number, shard)).or_insert(of);
+            if newest.flush_number < flush_number {
+                *newest = of;
+            } else if newest.flush_number == flush_number {
+                newest.position = newest.position.min(log.position);
+                newest.owned &= log.owned;
+            }
+        }
+    }
 }
 
 /// Whether every row of the segment's log is resolved for every partition.

@@ -1,4 +1,5 @@
-//! The lease keeper's door: membership and partitions, over a direct connection that holds the session lock.
+//! The lease keeper's door: membership and partitions, over a direct connection that holds the session lock; and
+//! maintenance, over another.
 //!
 //! Invariant: a renewed lease is only reported while the session lock is held again, or the server still shows it as
 //! held by the connection that was lost.
@@ -18,6 +19,10 @@ use crate::store::schema_name::SchemaName;
 /// The lease keeper's side of Postgres.
 pub struct PostgresCoordination {
     line: Line,
+    /// For maintenance alone: whatever it waits for, the session lock and the renewals are on the other.
+    upkeep: Line,
+    /// The `statement_timeout` that is set on it.
+    upkeep_limit_ms: Cell<u64>,
     /// The incarnation whose session lock this connection has to hold.
     registered: Cell<Option<i32>>,
     /// Whether the current connection holds it.
@@ -59,10 +64,20 @@ impl PostgresCoordination {
             deregister: sql(6, format!("select {schema}.deregister_instance($1)")),
             maintenance: sql(
                 7,
-                format!("select truncated, rotated, blocked_by, cursors_trimmed from {schema}.perform_maintenance($1)"),
+                format!(
+                    "select truncated, rotated, blocked_by, cursors_trimmed, work_left, more \
+                     from {schema}.perform_maintenance($1)"
+                ),
             ),
         };
-        Self { line: Line::new(connect), registered: Cell::new(None), holds: Cell::new(false), sql }
+        Self {
+            line: Line::new(connect.clone()),
+            upkeep: Line::new(connect),
+            upkeep_limit_ms: Cell::new(0),
+            registered: Cell::new(None),
+            holds: Cell::new(false),
+            sql,
+        }
     }
 
     /// Begins a call; on a new connection the session lock is asked for first, and again until it is got: the server
@@ -80,20 +95,23 @@ impl PostgresCoordination {
         Ok(call)
     }
 
+    /// Begins a step of maintenance: the limit is set once a connection.
+    async fn call_upkeep(&self, limit_ms: u64) -> Result<Call<'_>, StoreError> {
+        let (call, new) = self.upkeep.call().await?;
+        if new || self.upkeep_limit_ms.get() != limit_ms {
+            call.connection.client.batch_execute(&format!("set statement_timeout = {limit_ms}")).await?;
+            self.upkeep_limit_ms.set(limit_ms);
+        }
+        Ok(call)
+    }
+
     async fn one<T>(
         &self,
         sql: &Sql,
         parameters: &[&(dyn ToSql + Sync)],
         decode: impl Fn(&tokio_postgres::Row) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
-        let call = self.call().await?;
-        let result = async {
-            let statement = call.connection.prepare(sql).await?;
-            let row = call.connection.client.query_one(&statement, parameters).await?;
-            Ok(decode(&row)?)
-        }
-        .await;
-        call.end(result)
+        one(self.call().await?, sql, parameters, decode).await
     }
 
     async fn many<T>(
@@ -111,6 +129,21 @@ impl PostgresCoordination {
         .await;
         call.end(result)
     }
+}
+
+async fn one<T>(
+    call: Call<'_>,
+    sql: &Sql,
+    parameters: &[&(dyn ToSql + Sync)],
+    decode: impl Fn(&tokio_postgres::Row) -> Result<T, tokio_postgres::Error>,
+) -> Result<T, StoreError> {
+    let result = async {
+        let statement = call.connection.prepare(sql).await?;
+        let row = call.connection.client.query_one(&statement, parameters).await?;
+        Ok(decode(&row)?)
+    }
+    .await;
+    call.end(result)
 }
 
 impl Coordination for PostgresCoordination {
@@ -188,13 +221,16 @@ impl Coordination for PostgresCoordination {
         Ok(())
     }
 
-    async fn perform_maintenance(&self, incarnation: Incarnation) -> Result<Maintenance, StoreError> {
-        self.one(&self.sql.maintenance, &[&incarnation.number], |row| {
+    async fn perform_maintenance(&self, incarnation: Incarnation, limit_ms: u64) -> Result<Maintenance, StoreError> {
+        let call = self.call_upkeep(limit_ms).await?;
+        one(call, &self.sql.maintenance, &[&incarnation.number], |row| {
             Ok(Maintenance {
                 truncated: row.try_get::<_, i32>(0)? as u32,
                 rotated: row.try_get(1)?,
                 blocked_by: row.try_get(2)?,
                 cursors_trimmed: row.try_get::<_, i32>(3)? as u32,
+                work_left: row.try_get(4)?,
+                more: row.try_get(5)?,
             })
         })
         .await

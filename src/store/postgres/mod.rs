@@ -157,9 +157,16 @@ impl Store for PostgresStore {
         call.end(result)
     }
 
-    async fn find_flush(&self, origin: Origin, stream_id: &[Uuid], since: u64) -> Result<Option<Stored>, StoreError> {
+    async fn find_flush(
+        &self,
+        origin: Origin,
+        stream_id: &[Uuid],
+        stream_rows: &[u32],
+        since: u64,
+    ) -> Result<Option<Stored>, StoreError> {
         let (call, _) = self.writing.call().await?;
-        let result = store::find_flush(&call.connection, &self.sql.find_flush, origin, stream_id, since).await;
+        let sql = &self.sql.find_flush;
+        let result = store::find_flush(&call.connection, sql, origin, stream_id, stream_rows, since).await;
         call.end(result)
     }
 

@@ -24,7 +24,7 @@ pub(super) fn store_sql(schema: &str) -> Sql {
 
 pub(super) fn find_flush_sql(schema: &str) -> Sql {
     let text = format!(
-        "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5)"
+        "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5, $6)"
     );
     Sql { slot: 1, text }
 }
@@ -214,14 +214,16 @@ pub(super) async fn find_flush(
     sql: &Sql,
     origin: Origin,
     stream_id: &[Uuid],
+    stream_rows: &[u32],
     since: u64,
 ) -> Result<Option<Stored>, StoreError> {
     let statement = connection.prepare(sql).await?;
     let shard = origin.shard as i16;
     let since = since as i64;
     let streams = columns::of_uuid(stream_id);
-    let parameters: [&(dyn ToSql + Sync); 5] =
-        [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams];
+    let stream_rows = columns::of_u32(stream_rows);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams, &stream_rows];
     let Some(row) = connection.client.query_opt(&statement, &parameters).await? else {
         return Ok(None);
     };
