@@ -67,8 +67,23 @@ pub enum Error {
     /// The engine is shutting down or has ended. Nothing was stored.
     #[error("the engine has been shut down: nothing was stored")]
     ShutDown,
-    /// The database could not be reached or refused. Nothing was stored, unless the text says that
-    /// it was, or that this is not known.
+    /// The messages are stored and will be published, but their numbers could not be told. Do not send them again:
+    /// each would be stored, and published, a second time.
+    #[error(
+        "the messages are stored and will be published, only their numbers are not known ({reason}): do not send them again"
+    )]
+    StoredUnnumbered {
+        /// What was in the way.
+        reason: String,
+    },
+    /// Nobody could say whether the messages were stored. Look for them by their ids before sending them again, under
+    /// the same ids: consumers then know a copy.
+    #[error("whether the messages were stored is not known ({reason}): look for their ids before sending them again")]
+    OutcomeUnknown {
+        /// What was in the way.
+        reason: String,
+    },
+    /// The database could not be reached or refused. Nothing was stored.
     #[error("database: {0}")]
     Store(#[from] crate::seam::store::StoreError),
     /// The installed schema does not fit this library.

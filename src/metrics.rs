@@ -72,7 +72,9 @@ pub struct ShardMetrics {
     pub messages_missing: Counter,
     /// Settlements begun, cursors included.
     pub settles: Counter,
-    /// Of these, such with a cursor.
+    /// Outcomes that the database refused for good, each by itself: somebody has to look at the log.
+    pub settles_refused: Counter,
+    /// Settlements with a cursor.
     pub cursors: Counter,
     /// Settlements refused because another instance had taken over.
     pub fenced: Counter,

@@ -35,7 +35,7 @@ use crate::metrics::ShardMetrics;
 use crate::runtime::budget::Budget;
 use crate::runtime::probe::Decision;
 use crate::runtime::ring::RingSender;
-use crate::seam::store::{HeldPartition, StoreError};
+use crate::seam::store::HeldPartition;
 use crate::shard::{Arrival, Control, Submission, SubmissionReply};
 use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
@@ -106,7 +106,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if the shard is full; [`Error::ShutDown`]; a limit that the message breaks; what the
-    /// database said ([`Error::Store`], whose text says so where it is not known whether the message was stored).
+    /// database said ([`Error::Store`]: nothing was stored), or could not say any more ([`Error::OutcomeUnknown`],
+    /// [`Error::StoredUnnumbered`]).
     pub async fn enqueue<M: Enqueue + ?Sized>(&self, message: &M) -> Result<Receipt> {
         let mut batch = self.shared.pool.take();
         let rows = exclusive(&mut batch);
@@ -285,9 +286,7 @@ impl Shared {
 
 /// What is said of messages whose shard ended before it answered.
 fn not_known() -> Error {
-    Error::Store(StoreError::ConnectionLost(
-        "the engine ended before it answered: whether the messages were stored is not known".to_owned(),
-    ))
+    Error::OutcomeUnknown { reason: "the engine ended before it answered".to_owned() }
 }
 
 /// A batch that nobody else holds: the pool gives no other.

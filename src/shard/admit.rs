@@ -58,6 +58,7 @@ impl State {
             match self.lanes.admit(&admission) {
                 Admitted::Queued => {}
                 Admitted::Known => self.resolve(source),
+                Admitted::Beside(lane) if self.lanes.lane(lane).held => self.set_aside(source),
                 Admitted::Beside(lane) => {
                     self.metrics.spilled_rows.add(1);
                     self.settle.spill(

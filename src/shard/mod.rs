@@ -12,6 +12,7 @@ mod pending;
 #[allow(clippy::unwrap_used)]
 mod pending_tests;
 mod publish;
+mod refused;
 mod settle;
 mod signal;
 mod state;

@@ -271,6 +271,11 @@ fn check_told(runtime: &SimRuntime, model: &Model, told: &Told) {
             runtime.fail(format!("P3: {message} was refused, and is stored"));
         }
     }
+    for message in &told.unnumbered {
+        if !history.contains_key(message) && !model.is_scheduled(*message) {
+            runtime.fail(format!("P3: {message} was said to be stored, and is not"));
+        }
+    }
     for message in &told.scheduled {
         // What was stored by the very last flush may not be due yet.
         if !history.contains_key(message) && !model.is_scheduled(*message) {
