@@ -242,6 +242,23 @@ impl Rows {
         index
     }
 
+    /// Appends a row for a reference whose destination has no number in this process, for this reason.
+    pub fn push_unnamed(&mut self, lane_id: Uuid, partition: u32, version: i64, name: &str, reason: &str) -> usize {
+        let index = self.push_missing(lane_id, partition, version, DestinationId::UNNAMED);
+        self.type_name[index] = self.append(name.as_bytes());
+        self.metadata[index] = self.append(reason.as_bytes());
+        index
+    }
+
+    /// Of a row of [`Rows::push_unnamed`]: the destination's name, and why it has no number.
+    #[must_use]
+    pub fn unnamed(&self, row: usize) -> Option<(&str, &str)> {
+        let reference = self.reference_row.partition_point(|of| (*of as usize) < row);
+        (self.flags[row] & ROW_MISSING != 0
+            && self.reference_destination.get(reference) == Some(&DestinationId::UNNAMED))
+        .then(|| (self.text(self.type_name[row]), self.text(self.metadata[row])))
+    }
+
     /// Appends a copy of another batch's row with its references and numbers.
     pub fn push_copy(&mut self, from: &Self, row: usize) {
         let index = self.message_id.len();

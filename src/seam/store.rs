@@ -195,6 +195,8 @@ pub struct DeadLetter {
     pub lane_id: Uuid,
     /// Destination.
     pub destination: DestinationId,
+    /// Its name, where this process has no number for it (then `destination` is [`DestinationId::UNNAMED`]).
+    pub unnamed: Option<Box<str>>,
     /// Partition.
     pub partition: u32,
     /// Number.
@@ -209,6 +211,14 @@ pub struct DeadLetter {
     pub error: String,
     /// Whether the text was cut.
     pub error_cut: bool,
+}
+
+impl DeadLetter {
+    /// The destination's name.
+    #[must_use]
+    pub fn destination_name(&self) -> &str {
+        self.unnamed.as_deref().unwrap_or_else(|| self.destination.name())
+    }
 }
 
 /// A reference that was copied beside the log and is now acknowledged.

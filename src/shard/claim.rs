@@ -149,11 +149,20 @@ impl State {
     }
 }
 
-/// One line for all of an answer that are not stored any more.
+/// One line for all of an answer that cannot be published, and why.
 fn say_missing(rows: &Rows) {
-    let Some(first) = (0..rows.len()).find(|row| rows.is_missing(*row)) else { return };
+    if let Some((first, (name, why))) = (0..rows.len()).find_map(|row| Some((row, rows.unnamed(row)?))) {
+        tracing::error!(
+            messages = (first..rows.len()).filter(|row| rows.unnamed(*row).is_some()).count(),
+            lane = %rows.lane_id[first],
+            stream_seq = rows.stream_seq[first],
+            "messages to destinations without a number here: dead letters; the first is to {name:.64?}: {why}"
+        );
+    }
+    let is_missing = |row: &usize| rows.is_missing(*row) && rows.unnamed(*row).is_none();
+    let Some(first) = (0..rows.len()).find(is_missing) else { return };
     tracing::error!(
-        messages = (first..rows.len()).filter(|row| rows.is_missing(*row)).count(),
+        messages = (first..rows.len()).filter(is_missing).count(),
         lane = %rows.lane_id[first],
         stream_seq = rows.stream_seq[first],
         "messages to be published are not stored any more: dead letters; this is the first"

@@ -13,6 +13,9 @@ mod pending;
 mod pending_tests;
 mod publish;
 mod refused;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod refused_tests;
 mod settle;
 mod signal;
 mod state;

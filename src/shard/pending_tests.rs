@@ -71,7 +71,7 @@ fn pending(rows: Rows) -> (Pending, oneshot::Receiver<SubmissionReply>) {
     (Pending::new(Submission { rows: Arc::new(rows), reply }, Tick(0)), answer)
 }
 
-fn state(rows_max: usize, bytes_max: usize) -> State {
+pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
     let settings = ShardSettings {
         shard: 0,
         shards: 1,

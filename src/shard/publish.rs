@@ -24,7 +24,7 @@ use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
 
 /// A run that is out, and the slots it was made of.
-struct Sent {
+pub(super) struct Sent {
     run: Box<PublishRun>,
     slots: Vec<SlotIndex>,
     era: u32,
@@ -208,6 +208,7 @@ impl State {
                     DeadLetter {
                         lane_id: of.lane_id,
                         destination: of.destination,
+                        unnamed: None,
                         partition: of.partition,
                         stream_seq,
                         version,
@@ -313,3 +314,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

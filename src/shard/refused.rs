@@ -94,6 +94,7 @@ fn unkept(spill: Spill, error: &StoreError) -> DeadLetter {
     DeadLetter {
         lane_id: spill.lane_id,
         destination: spill.destination,
+        unnamed: None,
         partition: spill.partition,
         stream_seq: spill.stream_seq,
         version: spill.version,

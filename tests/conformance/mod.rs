@@ -309,6 +309,7 @@ async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader,
         dead: vec![DeadLetter {
             lane_id: id(21),
             destination: to("x"),
+            unnamed: None,
             partition,
             stream_seq: 1,
             version: 1,

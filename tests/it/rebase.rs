@@ -103,6 +103,7 @@ async fn tell(owner: &Owner, client: &Client) -> Story {
         dead: vec![DeadLetter {
             lane_id: story.dead,
             destination: there,
+            unnamed: None,
             partition: partition(story.dead),
             stream_seq: 1,
             version: 1,

@@ -37,6 +37,7 @@ fn dead(lane_id: Uuid, stream_seq: i64, version: i64) -> DeadLetter {
     DeadLetter {
         lane_id,
         destination: destination("somewhere"),
+        unnamed: None,
         partition: partition(lane_id),
         stream_seq,
         version,
