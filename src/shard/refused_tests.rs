@@ -32,6 +32,8 @@ struct Door {
     settled: RefCell<Vec<String>>,
     cursor: RefCell<String>,
     calls: Cell<usize>,
+    claims: Cell<usize>,
+    drains: RefCell<Vec<u128>>,
 }
 
 fn refused(sqlstate: &str) -> Option<StoreError> {
@@ -63,12 +65,15 @@ impl Store for Door {
         Ok(SettleReply::Settled { epoch: Epoch(Uuid::nil()), unparked: vec![true; request.unpark.len()] })
     }
 
-    async fn claim_work(&self, _: &ClaimRequest<'_>) -> Result<ClaimReply, StoreError> {
-        unreachable!("nothing is claimed here")
+    async fn claim_work(&self, request: &ClaimRequest<'_>) -> Result<ClaimReply, StoreError> {
+        self.claims.set(self.claims.get() + 1);
+        let (epoch, rows, position) = (Epoch(Uuid::nil()), Rows::default(), request.position.clone());
+        Ok(ClaimReply { epoch, position, more: false, logs: Vec::new(), rows, scheduled_in_ms: None })
     }
 
-    async fn claim_parked(&self, _: Uuid, _: DestinationId, _: u32, _: usize) -> Result<Rows, StoreError> {
-        unreachable!("nothing is claimed here")
+    async fn claim_parked(&self, lane_id: Uuid, _: DestinationId, _: u32, _: usize) -> Result<Rows, StoreError> {
+        self.drains.borrow_mut().push(lane_id.as_u128());
+        if lane_id == of(1) { Err(refused("XX001").unwrap()) } else { Ok(Rows::default()) }
     }
 
     async fn release_scheduled(&self, _: Incarnation, _: &[u32], _: usize) -> Result<usize, StoreError> {
@@ -129,6 +134,8 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         settled: RefCell::default(),
         cursor: RefCell::default(),
         calls: Cell::new(0),
+        claims: Cell::new(0),
+        drains: RefCell::default(),
     };
     let runtime = SimRuntime::new(1, 100_000);
     let shard = Rc::new(Shard {
@@ -252,4 +259,22 @@ fn a_cursor_that_is_refused_holds_up_no_outcome() {
         (request.cursor.is_some() && times.get() < 3).then(|| refused("54000")).flatten()
     });
     assert_eq!((end.settled.len(), end.cursor.as_str()), (4, "100:100:"));
+}
+
+#[test]
+fn a_lane_that_cannot_be_drained_holds_up_no_claim_and_no_other_lane() {
+    let shard = story(2, failed, |_| None).state;
+    shard.state.borrow_mut().ended = false;
+    let (of, clock) = (shard.clone(), shard.runtime.clone());
+    let watched = shard.runtime.block_on(async move {
+        let until = clock.sleep_until(clock.now().plus_ms(60_000));
+        let (claims, until) = (std::pin::pin!(of.claim_loop()), std::pin::pin!(until));
+        futures_util::future::select(claims, until).await;
+    });
+    watched.unwrap();
+    let drains = shard.store.drains.take();
+    assert!(drains.iter().filter(|stream| **stream == 1).count() > 3, "it is tried again: {drains:?}");
+    assert!(drains.contains(&2), "its neighbour is drained: {drains:?}");
+    let claims = shard.store.claims.get();
+    assert!(claims > 3, "{claims} claims");
 }
