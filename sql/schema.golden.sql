@@ -48,7 +48,7 @@ CREATE FUNCTION corelane.claim_parked(p_lane_id uuid, p_destination text, p_rows
     order by k.stream_seq
 $$;
 
-CREATE FUNCTION corelane.claim_work(p_incarnation integer, p_shard smallint, p_read_xmax bigint, p_read_listed bigint[], p_page_xmax bigint, p_page_listed bigint[], p_page_position bigint, p_read_floor bigint, p_page_floor bigint, p_page_ceiling bigint, p_partitions integer[], p_flushes bigint[], p_rows_max integer) RETURNS TABLE(epoch uuid, page_xmax bigint, page_listed bigint[], page_position bigint, page_floor bigint, page_ceiling bigint, log_xid bigint[], log_own_flush bigint[], scheduled_in_ms bigint, log integer, destination text, stream_seq bigint, version bigint, span_id bigint, lane_id uuid, stream_id uuid, message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition integer, trace_flags smallint, type_name text, content_type text, metadata bytea, payload bytea)
+CREATE FUNCTION corelane.claim_work(p_incarnation integer, p_shard smallint, p_read_xmax bigint, p_read_listed bigint[], p_page_xmax bigint, p_page_listed bigint[], p_page_position bigint, p_read_floor bigint, p_page_floor bigint, p_page_ceiling bigint, p_partitions integer[], p_flushes bigint[], p_rows_max integer, p_streams_max integer) RETURNS TABLE(epoch uuid, page_xmax bigint, page_listed bigint[], page_position bigint, page_floor bigint, page_ceiling bigint, log_xid bigint[], log_own_flush bigint[], scheduled_in_ms bigint, log integer, destination text, stream_seq bigint, version bigint, span_id bigint, lane_id uuid, stream_id uuid, message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition integer, trace_flags smallint, type_name text, content_type text, metadata bytea, payload bytea)
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -73,6 +73,7 @@ declare
     v_segment int2[];
     v_xid int8[];
     v_own_flush int8[];
+    v_streams_end int4;
     v_epoch uuid;
     v_scheduled int8;
 begin
@@ -169,6 +170,28 @@ begin
         when v_walk_end < v_ceiling then v_walk_end
     end;
 
+    -- Rows are the bound that is met first, unless there are to be fewer streams than rows.
+    if p_streams_max < p_rows_max and p_streams_max < v_size then
+        select f.turn into v_streams_end
+        from (
+            select min(k.turn)::int4 as turn
+            from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
+            join "corelane".wh_log l on l.segment = k.segment and l.position = k.position
+            cross join lateral (select unnest(l.partition) as partition, unnest(l.lane_id) as lane_id) r
+            where k.own_flush is null and r.partition = any (p_partitions)
+            group by r.lane_id
+        ) f
+        order by f.turn
+        offset p_streams_max - 1 limit 1;
+        if v_streams_end < cardinality(v_position) then
+            v_page_end := v_position[v_streams_end];
+            v_position := v_position[1 : v_streams_end];
+            v_segment := v_segment[1 : v_streams_end];
+            v_xid := v_xid[1 : v_streams_end];
+            v_own_flush := v_own_flush[1 : v_streams_end];
+        end if;
+    end if;
+
     select greatest(0, ceil(extract(epoch from s.due - clock_timestamp()) * 1000))::int8 into v_scheduled
     from (
         -- Bounded: beyond a thousand rows of other partitions the answer is early, never late.
@@ -259,7 +282,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.find_flush(p_incarnation integer, p_shard smallint, p_flush bigint, p_since bigint, p_stream_id uuid[]) RETURNS TABLE(xid bigint, epoch uuid, "position" bigint, owned boolean, last_seq bigint[], last_version bigint[])
+CREATE FUNCTION corelane.find_flush(p_incarnation integer, p_shard smallint, p_flush bigint, p_since bigint, p_stream_id uuid[], p_stream_rows integer[]) RETURNS TABLE(xid bigint, epoch uuid, "position" bigint, owned boolean, last_seq bigint[], last_version bigint[])
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -270,6 +293,8 @@ declare
     v_xid int8;
     v_position int8;
     v_owned bool;
+    v_truncated bool := false;
+    v_incomplete text;
     v_last_seq int8[];
     v_last_version int8[];
 begin
@@ -278,6 +303,12 @@ begin
     select min(l.xid), min(l.position), bool_and(l.owned) into v_xid, v_position, v_owned
     from "corelane".wh_log l
     where l.xid >= p_since and l.incarnation = p_incarnation and l.shard = p_shard and l.flush_number = p_flush;
+    if v_xid is null then
+        -- A later statement: if the log rows went a moment ago, what was noted of them is there.
+        select t.xid, t.position, t.owned, true into v_xid, v_position, v_owned, v_truncated
+        from "corelane".wh_flush_truncated t
+        where t.incarnation = p_incarnation and t.shard = p_shard and t.flush_number = p_flush;
+    end if;
     if v_xid is null then
         if not exists (select from "corelane".wh_instance i where i.number = p_incarnation and i.state = 0) then
             -- Its successors may have published what it stored, and a rotation may have truncated it.
@@ -291,24 +322,29 @@ begin
         return;
     end if;
 
-    select array_agg(n.last_seq order by n.turn), array_agg(n.last_version order by n.turn)
-    into v_last_seq, v_last_version
+    select array_agg(n.last_seq order by n.turn), array_agg(n.last_version order by n.turn),
+        min(n.id::text) filter (where n.found < p_stream_rows[n.turn])
+    into v_last_seq, v_last_version, v_incomplete
     from (
-        select s.turn, coalesce(least(e.first_seq, o.first_seq) - 1, 0) as last_seq,
+        select s.turn, s.id, e.found + o.found as found, coalesce(least(e.first_seq, o.first_seq) - 1, 0) as last_seq,
             coalesce(e.first_version - 1, (
                 select v.version from "corelane".wh_event_store v
                 where v.stream_id = s.id and v.xid <> v_xid and v.position < v_position
                 order by v.version desc limit 1), 0) as last_version
         from unnest(p_stream_id) with ordinality s(id, turn)
         cross join lateral (
-            select min(e.stream_seq) as first_seq, min(e.version) as first_version
+            select count(*) as found, min(e.stream_seq) as first_seq, min(e.version) as first_version
             from "corelane".wh_event_store e where e.stream_id = s.id and e.xid = v_xid
         ) e
         cross join lateral (
-            select min(o.stream_seq) as first_seq
+            select count(*) as found, min(o.stream_seq) as first_seq
             from "corelane".wh_outbox o where o.lane_id = s.id and o.xid = v_xid
         ) o
     ) n;
+    if v_truncated and v_incomplete is not null then
+        raise exception 'the messages of flush % are stored, and what numbers they have cannot be told any more (stream %)',
+            p_flush, v_incomplete using errcode = 'CL006';
+    end if;
     return query select v_xid, "corelane".wh_epoch_token(), v_position, v_owned, v_last_seq, v_last_version;
 end
 $$;
@@ -369,11 +405,11 @@ CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_parti
     order by i.number
 $$;
 
-CREATE FUNCTION corelane.perform_maintenance(p_incarnation integer, OUT truncated integer, OUT rotated boolean, OUT blocked_by integer, OUT cursors_trimmed integer) RETURNS record
+CREATE FUNCTION corelane.perform_maintenance(p_incarnation integer, OUT truncated integer, OUT rotated boolean, OUT blocked_by integer, OUT cursors_trimmed integer, OUT work_left boolean, OUT more boolean) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET jit TO 'off'
-    AS $$
+    AS $_$
 declare
     v_current int2;
     v_switched_at timestamptz;
@@ -386,6 +422,8 @@ begin
     truncated := 0;
     rotated := false;
     cursors_trimmed := 0;
+    work_left := false;
+    more := false;
     if not pg_try_advisory_xact_lock(wh_lock_class(6), 0)
         or not exists (select from wh_instance i where i.number = p_incarnation and i.state = 0) then
         return;
@@ -410,31 +448,45 @@ begin
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
 
     delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
+    delete from wh_flush_truncated t
+    where not exists (select from wh_instance i where i.number = t.incarnation and i.state = 0);
 
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.
     foreach v_segment in array array[(v_current + 1) % 3, (v_current + 2) % 3] loop
         execute format('select exists (select from wh_log_%s)', v_segment) into v_filled;
         continue when not v_filled;
+        work_left := true;
         select r.* into v_rotation from wh_rotation r where r.segment = v_segment;
         if v_rotation.segment is null then
             insert into wh_rotation (segment, seen) values (v_segment, pg_current_snapshot())
             returning * into v_rotation;
         end if;
         v_done := v_rotation.is_resolved or wh_check_resolved(v_segment);
-        continue when not v_done;
+        if not v_done then
+            more := more or exists (
+                select from wh_rotation r where r.segment = v_segment and r.resolved_to > v_rotation.resolved_to);
+            continue;
+        end if;
+        if not (v_rotation.is_noted or wh_note_flushes(v_segment)) then
+            more := true;
+            return;
+        end if;
         if not v_rotation.is_carried then
             -- Committed before the lock is taken: who looks a number up afterwards must find it.
             perform wh_carry_numbers(v_segment);
+            more := true;
             return;
         end if;
         select (t.truncated)::int4, t.blocked_by into truncated, blocked_by from wh_truncate_segment(v_segment) t;
+        more := truncated > 0;
         return;
     end loop;
 
     v_segment := (v_current + 1) % 3;
-    execute format('select not exists (select from wh_log_%s) and exists (select from wh_log_%s)', v_segment, v_current)
-    into v_filled;
+    execute format('select exists (select from wh_log_%s)', v_current) into v_filled;
+    work_left := work_left or v_filled;
+    execute format('select $1 and not exists (select from wh_log_%s)', v_segment) into v_filled using v_filled;
     if v_filled then
         v_bytes := pg_total_relation_size(format('wh_log_%s', v_current)::regclass)
             + pg_total_relation_size(format('wh_outbox_%s', v_current)::regclass);
@@ -442,10 +494,11 @@ begin
             or v_bytes > 268435456 and v_switched_at < clock_timestamp() - interval '5 s' then
             update wh_segment s set current = v_segment, switched_at = clock_timestamp();
             rotated := true;
+            more := true;
         end if;
     end if;
 end
-$$;
+$_$;
 
 CREATE FUNCTION corelane.rebase(p_force boolean, OUT done boolean, OUT generation integer, OUT pending bigint, OUT parked bigint, OUT scheduled bigint, OUT dead_letters bigint) RETURNS record
     LANGUAGE plpgsql
@@ -635,8 +688,25 @@ begin
         for update skip locked
     ), gone as (
         delete from wh_scheduled s using free f where s.scheduled_id = f.scheduled_id returning s.*
+    ), judged as (
+        select g.*, g.stream_id is null and (
+            exists (select from wh_outbox o where o.lane_id = g.message_id and o.stream_seq = 1)
+            or row_number() over (partition by g.stream_id, g.message_id order by g.due, g.scheduled_id) > 1) as is_double
+        from gone g
+    ), doubles as (
+        -- Refused when it is due, as it would be if it were stored now; without a number, so 0.
+        insert into wh_dead_letter (stream_seq, version, span_id, lane_id, message_id, correlation_id, causation_id,
+            trace_id, partition, attempts, trace_flags, reason, destination, error, error_fingerprint, type_name,
+            content_type, metadata, payload)
+        select 0, 0, j.span_id, j.lane_id, j.message_id, j.correlation_id, j.causation_id, j.trace_id, j.partition, 0,
+            j.trace_flags, 4, d.name, e.text, md5(e.text), j.type_name, j.content_type, j.metadata, j.payload
+        from judged j
+        cross join lateral unnest(j.destination) d(name)
+        cross join (select 'a message of this id is stored already' as text) e
+        where j.is_double
+        on conflict (lane_id, destination, stream_seq) do nothing
     ), released as (
-        select g.*, row_number() over (order by g.due, g.scheduled_id)::int4 as turn from gone g
+        select j.*, row_number() over (order by j.due, j.scheduled_id)::int4 as turn from judged j where not j.is_double
     )
     select array_agg(r.message_id order by r.turn) as message_ids, array_agg(r.stream_id order by r.turn) as stream_ids,
         array_agg(r.type_name order by r.turn) as type_names, array_agg(r.payload order by r.turn) as payloads,
@@ -877,7 +947,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
+CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_row integer[], p_log_destination smallint[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET enable_seqscan TO 'off'
@@ -895,9 +965,12 @@ declare
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
-    v_delta_seq int8[];
-    v_delta_version int8[];
-    v_log_rows constant int4 := cardinality(p_log_end);
+    v_log_partition int4[];
+    v_log_seq int8[];
+    v_log_version int8[];
+    v_log_lane uuid[];
+    v_begin int4 := 1;
+    v_name int4 := 1;
 begin
     perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(3), p_incarnation);
     perform pg_advisory_xact_lock("corelane".wh_lock_class(7), "corelane".wh_flush_key(p_incarnation, p_shard));
@@ -915,8 +988,12 @@ begin
         from (
             select s.id, coalesce(s.partition = any (v_refused), false) as refused,
                 row_number() over (order by "corelane".wh_stream_key(s.id)) as turn
-            from unnest(p_stream_id, p_stream_partition) s(id, partition)
-            where s.partition = any (v_contested)
+            from (
+                select r.lane_id as id, min(r.partition) as partition
+                from unnest(p_kind, p_lane_id, p_partition) r(kind, lane_id, partition)
+                where coalesce(r.kind, 1) in (0, 1) and r.partition = any (v_contested)
+                group by r.lane_id
+            ) s
         ) s
         where s.refused or s.turn > 256
             or not pg_try_advisory_xact_lock("corelane".wh_lock_class(2), "corelane".wh_stream_key(s.id));
@@ -947,14 +1024,19 @@ begin
     is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
-        select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
-            array_agg(n.seq - n.assumed_seq order by n.turn), array_agg(n.version - n.assumed_version order by n.turn)
-        into last_seq, last_version, v_delta_seq, v_delta_version
-        from (
-            select s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
+        with r as materialized (
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
+                unnest(p_lane_id) as lane_id, unnest(p_stream_seq) as seq, unnest(p_version) as version
+        ),
+        s as materialized (
+            select r.lane_id as id, min(r.turn) as turn, min(r.seq) - 1 as assumed_seq,
+                min(r.version) filter (where r.version > 0) - 1 as assumed_version
+            from r where coalesce(r.kind, 1) in (0, 1) group by r.lane_id
+        ),
+        n as materialized (
+            select s.id, s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
                 greatest(coalesce(e.stream_seq, 0), o.stream_seq, coalesce(c.last_seq, 0)) as seq
-            from unnest(p_stream_id, p_stream_last_seq, p_stream_last_version)
-                with ordinality s(id, assumed_seq, assumed_version, turn)
+            from s
             left join lateral (
                 select e.stream_seq, e.version from "corelane".wh_event_store e
                 where e.stream_id = s.id order by e.version desc limit 1
@@ -969,18 +1051,20 @@ begin
                         order by o.stream_seq desc limit 1), 0) as stream_seq
             ) o
             left join "corelane".wh_stream c on c.stream_id = s.id
-        ) n;
-        if v_delta_seq is not null then
-            select array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn),
-                array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end order by r.turn)
-            into p_stream_seq, p_version
-            from unnest(p_stream_seq, p_version, p_row_stream) with ordinality r(seq, version, stream, turn);
-            select coalesce(array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn), '{}'),
-                coalesce(array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end
-                    order by r.turn), '{}')
-            into p_log_seq, p_log_version
-            from unnest(p_log_seq, p_log_version, p_log_stream) with ordinality r(seq, version, stream, turn);
-        end if;
+        ),
+        numbered as (
+            select r.turn, r.seq + coalesce(n.seq - n.assumed_seq, 0) as seq,
+                case when r.version > 0 then r.version + n.version - n.assumed_version else 0 end as version
+            from r left join n on n.id = r.lane_id and coalesce(r.kind, 1) in (0, 1)
+        )
+        select coalesce(found.seq, '{}'), coalesce(found.version, '{}'), rows.seq, rows.version
+        into last_seq, last_version, p_stream_seq, p_version
+        from (
+            select array_agg(n.seq order by n.turn) as seq, array_agg(n.version order by n.turn) as version from n
+        ) found, (
+            select array_agg(d.seq order by d.turn) as seq, array_agg(d.version order by d.turn) as version
+            from numbered d
+        ) rows;
     end if;
 
     -- In this order: see wh_draw_position.
@@ -1000,7 +1084,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, r.type_name,
             r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_version) as version, unnest(p_span_id) as span_id,
                 unnest(p_lane_id) as lane_id, unnest(p_message_id) as message_id,
                 unnest(p_correlation_id) as correlation_id, unnest(p_causation_id) as causation_id,
@@ -1008,7 +1092,7 @@ begin
                 unnest(p_trace_flags) as trace_flags, unnest(p_type_name) as type_name,
                 unnest(p_content_type) as content_type, unnest(p_metadata) as metadata, unnest(p_payload) as payload
         ) r
-        where r.kind = 1;
+        where coalesce(r.kind, 1) = 1;
     end if;
     if p_messages > 0 then
         insert into "corelane".wh_outbox (position, stream_seq, xid, span_id, stored_at, lane_id, stream_id,
@@ -1019,7 +1103,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, v_segment,
             r.type_name, r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_span_id) as span_id, unnest(p_lane_id) as lane_id,
                 unnest(p_message_id) as message_id, unnest(p_correlation_id) as correlation_id,
                 unnest(p_causation_id) as causation_id, unnest(p_trace_id) as trace_id,
@@ -1046,17 +1130,51 @@ begin
         where r.kind >= 4;
     end if;
 
+    if p_log_row is null then
+        v_log_partition := p_partition;
+        v_log_seq := p_stream_seq;
+        v_log_version := p_version;
+        v_log_lane := p_lane_id;
+    else
+        select coalesce(array_agg(p_partition[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_stream_seq[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_version[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_lane_id[r.row] order by r.turn), '{}')
+        into v_log_partition, v_log_seq, v_log_version, v_log_lane
+        from unnest(p_log_row) with ordinality r(row, turn);
+    end if;
+    if p_log_destination is null then
+        p_log_destination := array_fill(1::int2, array[cardinality(v_log_lane)]);
+    end if;
     -- At least one row, so that find_flush finds the flush.
-    for i in 1..v_log_rows loop
-        insert into "corelane".wh_log (position, xid, floor, flush_number, incarnation, shard, segment, owned,
-            partition, destination_index, stream_seq, version, lane_id, destination)
-        values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment, v_owned and p_log_owned[i],
-            p_log_partition[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_destination[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_seq[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_version[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_lane[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_dictionary[coalesce(p_log_dictionary_end[i - 1], 0) + 1 : p_log_dictionary_end[i]]);
+    for i in 1..cardinality(p_log_end) loop
+        if v_segment = 0 then
+            insert into "corelane".wh_log_0 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        elsif v_segment = 1 then
+            insert into "corelane".wh_log_1 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        else
+            insert into "corelane".wh_log_2 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        end if;
+        v_begin := p_log_end[i] + 1;
+        v_name := p_log_dictionary_end[i] + 1;
     end loop;
 end
 $$;
@@ -1242,11 +1360,18 @@ begin
     else
         with page as (
             select l.position, l.xid, l.partition
-            from wh_log l
-            where l.segment = p_segment
-                and l.position > (select r.resolved_to from wh_rotation r where r.segment = p_segment)
-            order by l.position
-            limit 5000
+            from (
+                select l.*, sum(cardinality(l.partition)) over (order by l.position) - cardinality(l.partition) as before
+                from (
+                    select l.position, l.xid, l.partition
+                    from wh_log l
+                    where l.segment = p_segment
+                        and l.position > (select r.resolved_to from wh_rotation r where r.segment = p_segment)
+                    order by l.position
+                    limit 5000
+                ) l
+            ) l
+            where l.before < 100000
         ), resolved as materialized (
             select r.partition, r.base, r.cursor from wh_resolved r
         ), stop as (
@@ -1259,7 +1384,8 @@ begin
                 and not pg_visible_in_snapshot(p.xid::text::xid8, r.cursor)
         )
         select max(p.position) filter (where s.position is null or p.position < s.position),
-            bool_and(s.position is null) and count(*) < 5000
+            bool_and(s.position is null) and not exists (
+                select from wh_log l where l.segment = p_segment and l.position > (select max(p.position) from page p))
         into v_to, v_done
         from page p, stop s;
         v_done := coalesce(v_done, true);
@@ -1324,6 +1450,48 @@ CREATE FUNCTION corelane.wh_lock_class(kind integer) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
     select ('"corelane"'::pg_catalog.regnamespace::pg_catalog.oid::pg_catalog.int8 * 8 + kind)::pg_catalog.bit(32)::pg_catalog.int4
+$$;
+
+CREATE FUNCTION corelane.wh_note_flushes(p_segment smallint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'corelane', 'pg_temp'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_to int8;
+    v_count int4;
+begin
+    with page as (
+        select l.position, l.xid, l.flush_number, l.incarnation, l.shard, l.owned
+        from wh_log l
+        where l.segment = p_segment
+            and l.position > (select r.noted_to from wh_rotation r where r.segment = p_segment)
+        order by l.position
+        limit 20000
+    ), newest as (
+        select p.incarnation, p.shard, max(p.flush_number) as flush_number
+        from page p
+        where p.incarnation in (select i.number from wh_instance i where i.state = 0)
+        group by p.incarnation, p.shard
+    ), noted as (
+        insert into wh_flush_truncated as t (flush_number, xid, position, incarnation, shard, owned)
+        select n.flush_number, min(p.xid), min(p.position), n.incarnation, n.shard, bool_and(p.owned)
+        from newest n
+        join page p using (incarnation, shard, flush_number)
+        group by n.incarnation, n.shard, n.flush_number
+        -- Several log rows of one flush may stand in two pages.
+        on conflict (incarnation, shard) do update
+        set flush_number = excluded.flush_number, xid = excluded.xid,
+            position = case when t.flush_number = excluded.flush_number
+                then least(t.position, excluded.position) else excluded.position end,
+            owned = excluded.owned and (t.owned or t.flush_number < excluded.flush_number)
+        where t.flush_number <= excluded.flush_number
+    )
+    select max(p.position), count(*) into v_to, v_count from page p;
+    update wh_rotation r set noted_to = coalesce(v_to, r.noted_to), is_noted = v_count < 20000
+    where r.segment = p_segment;
+    return v_count < 20000;
+end
 $$;
 
 CREATE FUNCTION corelane.wh_prove_last(streams uuid[], last_seqs bigint[], last_versions bigint[]) RETURNS void
@@ -1705,6 +1873,15 @@ CREATE TABLE corelane.wh_flush_given_up (
     shard smallint NOT NULL
 );
 
+CREATE TABLE corelane.wh_flush_truncated (
+    flush_number bigint NOT NULL,
+    xid bigint NOT NULL,
+    "position" bigint NOT NULL,
+    incarnation integer NOT NULL,
+    shard smallint NOT NULL,
+    owned boolean NOT NULL
+);
+
 CREATE TABLE corelane.wh_installation (
     only_row boolean DEFAULT true NOT NULL,
     system_identifier bigint NOT NULL,
@@ -1986,7 +2163,9 @@ CREATE TABLE corelane.wh_rotation (
     segment smallint NOT NULL,
     is_resolved boolean DEFAULT false NOT NULL,
     is_carried boolean DEFAULT false NOT NULL,
-    seen pg_snapshot NOT NULL
+    seen pg_snapshot NOT NULL,
+    noted_to bigint DEFAULT 0 NOT NULL,
+    is_noted boolean DEFAULT false NOT NULL
 );
 
 CREATE TABLE corelane.wh_scheduled (
@@ -2069,6 +2248,9 @@ ALTER TABLE ONLY corelane.wh_event_store
 
 ALTER TABLE ONLY corelane.wh_flush_given_up
     ADD CONSTRAINT wh_flush_given_up_pkey PRIMARY KEY (incarnation, shard);
+
+ALTER TABLE ONLY corelane.wh_flush_truncated
+    ADD CONSTRAINT wh_flush_truncated_pkey PRIMARY KEY (incarnation, shard);
 
 ALTER TABLE ONLY corelane.wh_installation
     ADD CONSTRAINT wh_installation_pkey PRIMARY KEY (only_row);

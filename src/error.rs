@@ -18,6 +18,15 @@ pub enum Error {
     /// A config key is unknown or its value is out of bounds. Nothing was started.
     #[error("{0}")]
     Config(String),
+    /// The operating system gave no thread: look at its limits (`ulimit -u`, the container's pids). Nothing was stored.
+    #[error("{what} cannot be started: {source}: the operating system gives no further thread")]
+    Thread {
+        /// What it was for.
+        what: &'static str,
+        /// The system's words.
+        #[source]
+        source: std::io::Error,
+    },
     /// The shard has as many rows in hand as it may: back off and try again. Nothing was stored.
     #[error(
         "shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored"

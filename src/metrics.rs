@@ -1,8 +1,14 @@
-//! Figures of a shard: plain counters that the shard's thread adds to and anybody may read.
+//! Figures of a shard: counters and durations that the shard's thread adds to and anybody may read.
 //!
 //! Invariant: every figure of a shard that loadgen or a metrics exporter shows comes from here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use hdrhistogram::Histogram;
+
+/// Ten minutes: no call to the database is given longer.
+const HIGHEST_US: u64 = 600_000_000;
 
 /// A number that its shard writes. (Threads beside the shards, for large units of work, count panics with shard 0.)
 #[derive(Debug, Default)]
@@ -31,6 +37,34 @@ impl Counter {
     }
 }
 
+/// How long something took, in microseconds, with three digits. What took longer than ten minutes counts as that.
+/// Recording locks what nobody else holds but for the moment of a [`Durations::copy`], and allocates nothing.
+#[derive(Debug)]
+pub struct Durations(Mutex<Histogram<u64>>);
+
+impl Default for Durations {
+    fn default() -> Self {
+        Self(Mutex::new(match Histogram::new_with_bounds(1, HIGHEST_US, 3) {
+            Ok(histogram) => histogram,
+            Err(error) => unreachable!("the bounds are constants and right: {error}"),
+        }))
+    }
+}
+
+impl Durations {
+    /// Records one.
+    pub fn record_us(&self, us: u64) {
+        let mut histogram = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        histogram.saturating_record(us.clamp(1, HIGHEST_US));
+    }
+
+    /// What was recorded since the start. The copies of one shard can be subtracted, those of several added.
+    #[must_use]
+    pub fn copy(&self) -> Histogram<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// One shard's figures. Counts since start unless the name says otherwise.
 #[derive(Debug, Default)]
 pub struct ShardMetrics {
@@ -48,6 +82,8 @@ pub struct ShardMetrics {
     pub claims: Counter,
     /// Of these, such without a log row.
     pub claims_empty: Counter,
+    /// How long each claim took.
+    pub claim_us: Durations,
     /// Messages that came by a claim.
     pub rows_claimed: Counter,
     /// Messages that went from their commit to the lanes without a claim.
@@ -84,10 +120,27 @@ pub struct ShardMetrics {
     pub reconnects: Counter,
     /// Most rows that waited for a flush at once.
     pub ring_rows_max: Counter,
-    /// Stored messages in memory, as of now. Not written yet.
-    pub rows_in_memory_now: Counter,
     /// Panics of tasks, each caught.
     pub task_panics: Counter,
     /// CPU time of the shard's thread in microseconds, as of the last look.
     pub cpu_us: Counter,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_kept_with_their_bounds_and_can_be_told_by_period() {
+        let durations = Durations::default();
+        durations.record_us(1_000);
+        let before = durations.copy();
+        durations.record_us(0);
+        durations.record_us(u64::MAX);
+        let mut since = durations.copy();
+        since.subtract(&before).unwrap();
+        assert_eq!((since.len(), since.min()), (2, 1));
+        assert!(since.max() >= HIGHEST_US);
+    }
 }

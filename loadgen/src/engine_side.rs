@@ -15,6 +15,7 @@ use corelane::envelope::Trace;
 use corelane::message::{Enqueue, Header, PayloadError, Wishes};
 use corelane::store::install::migrate;
 use corelane::store::schema_name::SchemaName;
+use hdrhistogram::Histogram;
 use uuid::Uuid;
 
 use crate::backlog;
@@ -24,6 +25,7 @@ use crate::drive::{Caller, measured, quiet};
 use crate::failure::{Failure, Result};
 use crate::figures::{ConfigValue, Figures, ShardFigures};
 use crate::hold::Held;
+use crate::latency::Recorder;
 use crate::measure::{Meter, charge, charge_counts};
 use crate::progress::{Tally, Watch};
 use crate::scenario::Scenario;
@@ -112,7 +114,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, title: &str, schema: &s
     figures.scenario = scenario.name();
     figures.subject = "corelane".into();
     figures.batch = scenario.batch;
-    figures.connections = 2 * figures.shards + 1;
+    // Two a shard, one for the lease, one for maintenance.
+    figures.connections = 2 * figures.shards + 2;
     figures.config = entries
         .into_iter()
         .map(|entry| ConfigValue { key: entry.name.to_owned(), value: entry.value, origin: entry.origin.to_string() })
@@ -201,11 +204,15 @@ impl Subject<'_> {
         figures.latency_ms.publish = publish.percentiles();
         figures.latency_ms.end_to_end = end_to_end.percentiles();
         let mut claimed = 0;
+        let mut claim = Recorder::default();
         figures.per_shard = shards
             .iter()
             .enumerate()
             .map(|(index, view)| {
-                let (now, then) = (count_of(view), before.get(index).copied().unwrap_or_default());
+                let (now, then) = (count_of(view), before.get(index).cloned().unwrap_or_default());
+                if let Some(now) = now.claim_us {
+                    claim.merge(&Recorder::between(now, then.claim_us.as_ref()));
+                }
                 claimed += now.claimed - then.claimed;
                 let (rows, flushes) = (now.rows - then.rows, now.flushes - then.flushes);
                 ShardFigures {
@@ -222,6 +229,7 @@ impl Subject<'_> {
             })
             .collect();
         figures.claimed_messages = Some(claimed);
+        figures.latency_ms.claim = claim.percentiles();
     }
 
     /// Streams whose head is refused, with messages behind it, all beside the log before the clock starts.
@@ -282,7 +290,7 @@ async fn await_partitions(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Counts {
     rows: u64,
     flushes: u64,
@@ -290,6 +298,7 @@ struct Counts {
     claimed: u64,
     runs: u64,
     cpu_us: u64,
+    claim_us: Option<Histogram<u64>>,
 }
 
 fn count_of(view: &ShardView) -> Counts {
@@ -301,6 +310,7 @@ fn count_of(view: &ShardView) -> Counts {
         claimed: metrics.rows_claimed.get(),
         runs: metrics.runs.get(),
         cpu_us: metrics.cpu_us.get(),
+        claim_us: Some(metrics.claim_us.copy()),
     }
 }
 

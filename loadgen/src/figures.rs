@@ -18,8 +18,7 @@ pub struct Latencies {
     pub publish: Option<Percentiles>,
     /// From the intended start of the call to the transport's acceptance.
     pub end_to_end: Option<Percentiles>,
-    /// One claim statement, where the engine claimed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// One claim, from the request to its last row, where the engine claimed.
     pub claim: Option<Percentiles>,
 }
 

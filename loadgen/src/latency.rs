@@ -39,6 +39,18 @@ impl Recorder {
         let _ = self.0.add(&other.0);
     }
 
+    /// What an engine's shard has recorded between two moments.
+    #[must_use]
+    pub fn between(mut now: Histogram<u64>, then: Option<&Histogram<u64>>) -> Self {
+        if let Some(then) = then {
+            // Of the same histogram, earlier: it cannot fail.
+            let _ = now.subtract(then);
+        }
+        let mut recorder = Self::default();
+        let _ = recorder.0.add(&now);
+        recorder
+    }
+
     /// The figures, or `None` where nothing was recorded.
     #[must_use]
     pub fn percentiles(&self) -> Option<Percentiles> {
@@ -116,5 +128,16 @@ mod tests {
         let figures = one.percentiles().unwrap();
         assert!((figures.p50 - 1.0).abs() < 0.01 && (figures.max - 50.0).abs() < 0.1, "{figures:?}");
         assert!(Recorder::default().percentiles().is_none());
+    }
+
+    #[test]
+    fn what_a_shard_recorded_before_the_clock_started_does_not_count() {
+        let shard = corelane::metrics::Durations::default();
+        shard.record_us(90_000);
+        let then = shard.copy();
+        shard.record_us(2_000);
+        let figures = Recorder::between(shard.copy(), Some(&then)).percentiles().unwrap();
+        assert!((figures.max - 2.0).abs() < 0.01, "{figures:?}");
+        assert!(Recorder::between(then.clone(), Some(&then)).percentiles().is_none());
     }
 }

@@ -184,7 +184,7 @@ mod tests {
         ] {
             assert!(object.contains_key(key), "{key}");
         }
-        for key in ["store", "publish", "end_to_end"] {
+        for key in ["store", "publish", "end_to_end", "claim"] {
             assert!(object["latency_ms"].as_object().unwrap().contains_key(key), "{key}");
         }
     }

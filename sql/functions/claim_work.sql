@@ -5,6 +5,7 @@
 --     p_page_xmax, p_page_listed, p_page_position: being read, and up to where (null: begin a new snapshot)
 --     p_read_floor, p_page_floor, p_page_ceiling: bounds on positions, as answered before (0: not known)
 --     p_partitions: whose messages to hand over; p_flushes: own flushes that are in memory; p_rows_max
+--     p_streams_max: a page ends with the log row in which it comes to so many streams
 -- out: a first row with epoch, the snapshot (page_xmax, page_listed), page_position (null: read whole), page_floor,
 --     page_ceiling, the log rows passed (log_xid, log_own_flush), scheduled_in_ms;
 --     then one row a reference, by log row (`log`: its index from 1) and place in it
@@ -16,7 +17,8 @@
 create or replace function @schema@.claim_work(
     p_incarnation int4, p_shard int2, p_read_xmax int8, p_read_listed int8[], p_page_xmax int8, p_page_listed int8[],
     p_page_position int8, p_read_floor int8, p_page_floor int8, p_page_ceiling int8,
-    p_partitions int4[], p_flushes int8[], p_rows_max int4)
+    p_partitions int4[], p_flushes int8[], p_rows_max int4,
+    p_streams_max int4)
 returns table (
     epoch uuid, page_xmax int8, page_listed int8[], page_position int8, page_floor int8, page_ceiling int8,
     log_xid int8[], log_own_flush int8[], scheduled_in_ms int8,
@@ -47,6 +49,7 @@ declare
     v_segment int2[];
     v_xid int8[];
     v_own_flush int8[];
+    v_streams_end int4;
     v_epoch uuid;
     v_scheduled int8;
 begin
@@ -142,6 +145,28 @@ begin
         when v_found > cardinality(v_position) or v_found > v_limit then v_position[cardinality(v_position)]
         when v_walk_end < v_ceiling then v_walk_end
     end;
+
+    -- Rows are the bound that is met first, unless there are to be fewer streams than rows.
+    if p_streams_max < p_rows_max and p_streams_max < v_size then
+        select f.turn into v_streams_end
+        from (
+            select min(k.turn)::int4 as turn
+            from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
+            join @schema@.wh_log l on l.segment = k.segment and l.position = k.position
+            cross join lateral (select unnest(l.partition) as partition, unnest(l.lane_id) as lane_id) r
+            where k.own_flush is null and r.partition = any (p_partitions)
+            group by r.lane_id
+        ) f
+        order by f.turn
+        offset p_streams_max - 1 limit 1;
+        if v_streams_end < cardinality(v_position) then
+            v_page_end := v_position[v_streams_end];
+            v_position := v_position[1 : v_streams_end];
+            v_segment := v_segment[1 : v_streams_end];
+            v_xid := v_xid[1 : v_streams_end];
+            v_own_flush := v_own_flush[1 : v_streams_end];
+        end if;
+    end if;
 
     select greatest(0, ceil(extract(epoch from s.due - clock_timestamp()) * 1000))::int8 into v_scheduled
     from (

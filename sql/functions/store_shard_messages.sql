@@ -4,15 +4,17 @@
 --     what the shard's reader has read: p_read_xmax, p_read_listed, in the life p_epoch of the server (null: any);
 --         in another one the transaction ids mean others, and there is taken to be another writer
 --     p_partitions: partitions of all rows, ascending, without doubles
---     streams: p_stream_id, p_stream_partition, p_stream_last_seq, p_stream_last_version (0 where unknown), and
---         p_known: whether all of them are known
---     rows: p_kind (0 message, 1 event, 2 message without stream; + 4: scheduled), p_row_stream (1-based, 0 for
---         none), columns; p_due null where nothing is scheduled
+--     p_known: the last numbers of all streams are known, so the rows have their final ones; else those of unknown
+--         streams count from 1
+--     rows: p_kind (0 message, 1 event, 2 message without stream; + 4: scheduled; null: all are events), columns,
+--         null where no row has a value; p_due null where nothing is scheduled
 --     log: p_log_end / p_log_dictionary_end (last reference / name of each log row), p_log_owned, p_dictionary,
---         and the references' columns; p_log_stream as p_row_stream
+--         of each reference p_log_row (1-based; null: one reference a row, in order) and p_log_destination (1-based
+--         into the log row's names; null: all the first)
 -- out: busy: streams that are locked elsewhere; if not null, nothing was written and all else is null
 --     xid, epoch, position (row i has position + i - 1), owned, is_foreign
---     last_seq, last_version: looked-up numbers of all streams, in order; null if those given were used
+--     last_seq, last_version: looked-up numbers of all streams that get numbers, in the order of their first rows;
+--         null if those given were used
 -- locks: fence of the incarnation (shared), the shard's flushes (exclusive), then by trying, never waiting: its
 --     partitions (exclusive), or where one is held elsewhere: the partition (shared) and its streams (exclusive),
 --     at most 256. Whatever is read, is read in a later statement than the locks.
@@ -22,20 +24,20 @@
 -- cost: two statements of constant size, then one insert a table: no look-up a row on the usual way. Objects are
 --     named with their schema instead of by search_path; the planner settings keep a plan that was made on an
 --     empty table from walking a full one. Arrays unnested in the select list run in step without a tuplestore a
---     column, which `from unnest(…)` has: 10 to 25 % less CPU.
+--     column, which `from unnest(…)` has: 10 to 25 % less CPU. Each array costs its elements twice more on the way
+--     in (received, copied), so what can be derived from another is not sent; and rows of the log go into their
+--     segment's table, without the routing.
 create or replace function @schema@.store_shard_messages(
     p_incarnation int4, p_shard int2, p_flush int8, p_ownership int8,
     p_read_xmax int8, p_read_listed int8[], p_epoch uuid,
     p_partitions int4[],
-    p_stream_id uuid[], p_stream_partition int4[], p_stream_last_seq int8[], p_stream_last_version int8[],
     p_known bool, p_events int4, p_messages int4,
-    p_kind int2[], p_row_stream int4[], p_stream_seq int8[], p_version int8[], p_span_id int8[], p_lane_id uuid[],
+    p_kind int2[], p_stream_seq int8[], p_version int8[], p_span_id int8[], p_lane_id uuid[],
     p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition int4[],
     p_trace_flags int2[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[],
     p_due timestamptz[], p_scheduled_destination_end int4[], p_scheduled_destination text[],
     p_log_end int4[], p_log_owned bool[], p_log_dictionary_end int4[], p_dictionary text[],
-    p_log_partition int4[], p_log_destination int2[], p_log_seq int8[], p_log_version int8[], p_log_lane uuid[],
-    p_log_stream int4[],
+    p_log_row int4[], p_log_destination int2[],
     out busy uuid[], out xid int8, out epoch uuid, out "position" int8, out owned bool, out is_foreign bool,
     out last_seq int8[], out last_version int8[])
 language plpgsql volatile
@@ -55,9 +57,12 @@ declare
     v_floor int8 := 0;
     v_xid int8;
     v_position int8;
-    v_delta_seq int8[];
-    v_delta_version int8[];
-    v_log_rows constant int4 := cardinality(p_log_end);
+    v_log_partition int4[];
+    v_log_seq int8[];
+    v_log_version int8[];
+    v_log_lane uuid[];
+    v_begin int4 := 1;
+    v_name int4 := 1;
 begin
     perform pg_advisory_xact_lock_shared(@schema@.wh_lock_class(3), p_incarnation);
     perform pg_advisory_xact_lock(@schema@.wh_lock_class(7), @schema@.wh_flush_key(p_incarnation, p_shard));
@@ -75,8 +80,12 @@ begin
         from (
             select s.id, coalesce(s.partition = any (v_refused), false) as refused,
                 row_number() over (order by @schema@.wh_stream_key(s.id)) as turn
-            from unnest(p_stream_id, p_stream_partition) s(id, partition)
-            where s.partition = any (v_contested)
+            from (
+                select r.lane_id as id, min(r.partition) as partition
+                from unnest(p_kind, p_lane_id, p_partition) r(kind, lane_id, partition)
+                where coalesce(r.kind, 1) in (0, 1) and r.partition = any (v_contested)
+                group by r.lane_id
+            ) s
         ) s
         where s.refused or s.turn > 256
             or not pg_try_advisory_xact_lock(@schema@.wh_lock_class(2), @schema@.wh_stream_key(s.id));
@@ -107,14 +116,19 @@ begin
     is_foreign := v_foreign;
 
     if not p_known or not v_owned or v_foreign then
-        select array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
-            array_agg(n.seq - n.assumed_seq order by n.turn), array_agg(n.version - n.assumed_version order by n.turn)
-        into last_seq, last_version, v_delta_seq, v_delta_version
-        from (
-            select s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
+        with r as materialized (
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
+                unnest(p_lane_id) as lane_id, unnest(p_stream_seq) as seq, unnest(p_version) as version
+        ),
+        s as materialized (
+            select r.lane_id as id, min(r.turn) as turn, min(r.seq) - 1 as assumed_seq,
+                min(r.version) filter (where r.version > 0) - 1 as assumed_version
+            from r where coalesce(r.kind, 1) in (0, 1) group by r.lane_id
+        ),
+        n as materialized (
+            select s.id, s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
                 greatest(coalesce(e.stream_seq, 0), o.stream_seq, coalesce(c.last_seq, 0)) as seq
-            from unnest(p_stream_id, p_stream_last_seq, p_stream_last_version)
-                with ordinality s(id, assumed_seq, assumed_version, turn)
+            from s
             left join lateral (
                 select e.stream_seq, e.version from @schema@.wh_event_store e
                 where e.stream_id = s.id order by e.version desc limit 1
@@ -129,18 +143,20 @@ begin
                         order by o.stream_seq desc limit 1), 0) as stream_seq
             ) o
             left join @schema@.wh_stream c on c.stream_id = s.id
-        ) n;
-        if v_delta_seq is not null then
-            select array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn),
-                array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end order by r.turn)
-            into p_stream_seq, p_version
-            from unnest(p_stream_seq, p_version, p_row_stream) with ordinality r(seq, version, stream, turn);
-            select coalesce(array_agg(r.seq + coalesce(v_delta_seq[r.stream], 0) order by r.turn), '{}'),
-                coalesce(array_agg(case when r.version > 0 then r.version + v_delta_version[r.stream] else 0 end
-                    order by r.turn), '{}')
-            into p_log_seq, p_log_version
-            from unnest(p_log_seq, p_log_version, p_log_stream) with ordinality r(seq, version, stream, turn);
-        end if;
+        ),
+        numbered as (
+            select r.turn, r.seq + coalesce(n.seq - n.assumed_seq, 0) as seq,
+                case when r.version > 0 then r.version + n.version - n.assumed_version else 0 end as version
+            from r left join n on n.id = r.lane_id and coalesce(r.kind, 1) in (0, 1)
+        )
+        select coalesce(found.seq, '{}'), coalesce(found.version, '{}'), rows.seq, rows.version
+        into last_seq, last_version, p_stream_seq, p_version
+        from (
+            select array_agg(n.seq order by n.turn) as seq, array_agg(n.version order by n.turn) as version from n
+        ) found, (
+            select array_agg(d.seq order by d.turn) as seq, array_agg(d.version order by d.turn) as version
+            from numbered d
+        ) rows;
     end if;
 
     -- In this order: see wh_draw_position.
@@ -160,7 +176,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, r.type_name,
             r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_version) as version, unnest(p_span_id) as span_id,
                 unnest(p_lane_id) as lane_id, unnest(p_message_id) as message_id,
                 unnest(p_correlation_id) as correlation_id, unnest(p_causation_id) as causation_id,
@@ -168,7 +184,7 @@ begin
                 unnest(p_trace_flags) as trace_flags, unnest(p_type_name) as type_name,
                 unnest(p_content_type) as content_type, unnest(p_metadata) as metadata, unnest(p_payload) as payload
         ) r
-        where r.kind = 1;
+        where coalesce(r.kind, 1) = 1;
     end if;
     if p_messages > 0 then
         insert into @schema@.wh_outbox (position, stream_seq, xid, span_id, stored_at, lane_id, stream_id,
@@ -179,7 +195,7 @@ begin
             r.message_id, r.correlation_id, r.causation_id, r.trace_id, r.partition, r.trace_flags, v_segment,
             r.type_name, r.content_type, r.metadata, r.payload
         from (
-            select generate_series(1, cardinality(p_kind)) as turn, unnest(p_kind) as kind,
+            select generate_series(1, cardinality(p_lane_id)) as turn, unnest(p_kind) as kind,
                 unnest(p_stream_seq) as stream_seq, unnest(p_span_id) as span_id, unnest(p_lane_id) as lane_id,
                 unnest(p_message_id) as message_id, unnest(p_correlation_id) as correlation_id,
                 unnest(p_causation_id) as causation_id, unnest(p_trace_id) as trace_id,
@@ -206,17 +222,51 @@ begin
         where r.kind >= 4;
     end if;
 
+    if p_log_row is null then
+        v_log_partition := p_partition;
+        v_log_seq := p_stream_seq;
+        v_log_version := p_version;
+        v_log_lane := p_lane_id;
+    else
+        select coalesce(array_agg(p_partition[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_stream_seq[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_version[r.row] order by r.turn), '{}'),
+            coalesce(array_agg(p_lane_id[r.row] order by r.turn), '{}')
+        into v_log_partition, v_log_seq, v_log_version, v_log_lane
+        from unnest(p_log_row) with ordinality r(row, turn);
+    end if;
+    if p_log_destination is null then
+        p_log_destination := array_fill(1::int2, array[cardinality(v_log_lane)]);
+    end if;
     -- At least one row, so that find_flush finds the flush.
-    for i in 1..v_log_rows loop
-        insert into @schema@.wh_log (position, xid, floor, flush_number, incarnation, shard, segment, owned,
-            partition, destination_index, stream_seq, version, lane_id, destination)
-        values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment, v_owned and p_log_owned[i],
-            p_log_partition[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_destination[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_seq[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_version[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_log_lane[coalesce(p_log_end[i - 1], 0) + 1 : p_log_end[i]],
-            p_dictionary[coalesce(p_log_dictionary_end[i - 1], 0) + 1 : p_log_dictionary_end[i]]);
+    for i in 1..cardinality(p_log_end) loop
+        if v_segment = 0 then
+            insert into @schema@.wh_log_0 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        elsif v_segment = 1 then
+            insert into @schema@.wh_log_1 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        else
+            insert into @schema@.wh_log_2 (position, xid, floor, flush_number, incarnation, shard, segment, owned,
+                partition, destination_index, stream_seq, version, lane_id, destination)
+            values (v_position + i - 1, v_xid, v_floor, p_flush, p_incarnation, p_shard, v_segment,
+                v_owned and p_log_owned[i], v_log_partition[v_begin : p_log_end[i]],
+                p_log_destination[v_begin : p_log_end[i]], v_log_seq[v_begin : p_log_end[i]],
+                v_log_version[v_begin : p_log_end[i]], v_log_lane[v_begin : p_log_end[i]],
+                p_dictionary[v_name : p_log_dictionary_end[i]]);
+        end if;
+        v_begin := p_log_end[i] + 1;
+        v_name := p_log_dictionary_end[i] + 1;
     end loop;
 end
 $$;

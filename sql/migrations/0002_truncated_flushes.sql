@@ -18,7 +18,17 @@ alter table @schema@.wh_rotation
     add column noted_to int8 not null default 0,
     add column is_noted bool not null default false;
 
--- Their answers have changed: they are made anew.
-drop function if exists @schema@.claim_work;
-drop function if exists @schema@.find_flush;
-drop function if exists @schema@.perform_maintenance;
+-- Their arguments or answers have changed: they are made anew.
+do $$
+declare
+    v_function regprocedure;
+begin
+    for v_function in
+        select p.oid::regprocedure from pg_catalog.pg_proc p
+        where p.pronamespace = '@schema@'::regnamespace
+            and p.proname in ('claim_work', 'find_flush', 'perform_maintenance', 'store_shard_messages')
+    loop
+        execute format('drop function %s', v_function);
+    end loop;
+end
+$$;

@@ -32,13 +32,52 @@ impl Pool {
         self.kept.pop().unwrap_or_default()
     }
 
-    /// Gives a batch back. One that somebody else still holds, or that has grown too large, is let go.
+    /// Gives a batch back. While somebody else holds it, it is theirs to give: of two who give it at the same moment
+    /// one does. One that has grown too large is let go.
     pub fn give(&self, mut batch: Arc<Rows>) {
+        if Arc::get_mut(&mut batch).is_none() {
+            let Some(rows) = Arc::into_inner(batch) else { return };
+            batch = Arc::new(rows);
+        }
         if let Some(rows) = Arc::get_mut(&mut batch)
             && rows.arena.capacity() <= self.bytes_max
         {
             rows.clear();
             let _ = self.kept.push(batch);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn of_two_holders_who_give_a_batch_at_once_one_does() {
+        let pool = Pool::new(1, 1 << 20);
+        let both = Barrier::new(2);
+        pool.give(Arc::new(Rows::with_capacity(8, 64)));
+        for round in 0..5_000 {
+            let batch = pool.take();
+            assert!(batch.arena.capacity() >= 64, "round {round}: the warm batch was lost");
+            let other = batch.clone();
+            std::thread::scope(|scope| {
+                let give = |batch| {
+                    both.wait();
+                    pool.give(batch);
+                };
+                scope.spawn(move || give(other));
+                give(batch);
+            });
+        }
+    }
+
+    #[test]
+    fn a_batch_that_has_grown_too_large_is_let_go() {
+        let pool = Pool::new(2, 100);
+        pool.give(Arc::new(Rows::with_capacity(1, 1_000)));
+        assert_eq!(pool.take().arena.capacity(), 0);
     }
 }

@@ -30,6 +30,11 @@ pub const ROW_STREAMLESS: u8 = 2;
 /// A reference whose message is not stored any more: the row has its place and nothing to publish.
 pub const ROW_MISSING: u8 = 4;
 
+/// Bytes of a row in the columns: three ids and a lane, six numbers, the trace context, four spans.
+const ROW_BYTES: usize = 4 * size_of::<Uuid>() + 6 * size_of::<i64>() + size_of::<Trace>() + 4 * size_of::<Span>();
+/// Bytes of a reference in the columns.
+const REFERENCE_BYTES: usize = size_of::<u32>() + size_of::<DestinationId>();
+
 /// One message as the caller gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRow<'a> {
@@ -141,6 +146,12 @@ impl Rows {
     #[must_use]
     pub fn len(&self) -> usize {
         self.message_id.len()
+    }
+
+    /// Bytes in memory, about: the arena and the columns. A message without a byte of its own has its row.
+    #[must_use]
+    pub fn bytes_in_memory(&self) -> usize {
+        self.arena.len() + self.len() * ROW_BYTES + self.reference_count() * REFERENCE_BYTES
     }
 
     /// Whether there is no message.

@@ -150,7 +150,7 @@ keys! {
         rows_max: usize = 1_000, "references", whole(1, STORE_ROWS_MAX as u64, ""), "claim p99",
             "size of one page: work a claim does is bounded by it, whatever the backlog";
         streams_max: usize = 1_000, "streams", whole(1, STORE_ROWS_MAX as u64, ""), "claim p99",
-            "parked lanes whose turn has come that are fetched at once";
+            "a page ends where it comes to so many streams; below `claim.rows_max` it makes pages smaller, at or above it nothing";
         poll_ms: u64 = 250, "ms", whole(1, 60_000, ""), "latency of foreign messages",
             "first interval of looking for messages of other processes";
         poll_ms_max: u64 = 10_000, "ms", whole(1, 600_000, ""), "statements a second when idle",

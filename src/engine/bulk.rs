@@ -62,9 +62,8 @@ pub(super) async fn commit(engine: &Engine, rows: Arc<Rows>) -> Result<Vec<Recei
         name: "corelane-bulk".to_owned(),
         metrics: engine.shared.shards[0].metrics.clone(),
     };
-    thread::start(plan, main).map_err(|error| {
-        Error::Store(StoreError::ConnectionLost(format!("no thread for a large unit of work: {error}")))
-    })?;
+    thread::start(plan, main)
+        .map_err(|source| Error::Thread { what: "the connection of a large unit of work", source })?;
     answered.await.map_err(|_| super::not_known())?
 }
 

@@ -90,8 +90,10 @@ impl Engine {
         }
         let submitted = match self.shared.acquire(shard, count).await {
             Ok(true) => self.shared.submit(shard, batch, count),
-            Ok(false) => Err(self.shared.overloaded(shard)),
-            Err(error) => Err(error),
+            refused => {
+                self.shared.pool.give(batch);
+                Err(refused.err().unwrap_or_else(|| self.shared.overloaded(shard)))
+            }
         };
         match submitted {
             Ok(answer) => outstanding.push_back(Outstanding { answer, places }),

@@ -119,17 +119,22 @@ impl Engine {
         }
         rows.end_unit();
         let shard = router.shard_of(rows.partition[0]);
-        if !self.shared.try_acquire(shard, 1)? {
-            return Err(self.shared.overloaded(shard));
+        match self.shared.try_acquire(shard, 1) {
+            Ok(true) => {}
+            refused => {
+                self.shared.pool.give(batch);
+                refused?;
+                return Err(self.shared.overloaded(shard));
+            }
         }
         let reply = self.shared.submit(shard, batch, 1)?;
         let mut reply = reply.await.map_err(|_| not_known())?;
-        if let Some((_, error)) = reply.refused.pop() {
-            return Err(error);
-        }
-        let receipt = receipt(&reply.rows, 0);
+        let outcome = match reply.refused.pop() {
+            Some((_, error)) => Err(error),
+            None => Ok(receipt(&reply.rows, 0)),
+        };
         self.shared.pool.give(reply.rows);
-        Ok(receipt)
+        outcome
     }
 
     /// A unit of work: what is pushed into it commits together or not at all.
@@ -233,13 +238,14 @@ impl Shared {
     /// Refuses a further message of a unit of work that has reached `unit.bytes_max`.
     fn refuse_beyond_unit(&self, rows: &Rows, message_id: Uuid) -> Result<()> {
         let bytes_max = self.config.unit.bytes_max;
-        if rows.arena.len() < bytes_max {
+        let bytes = rows.bytes_in_memory();
+        if bytes < bytes_max {
             return Ok(());
         }
         Err(Error::MessageLimit {
             message_id,
             what: "size of its unit of work",
-            value: format!("over {} bytes", rows.arena.len()),
+            value: format!("over {bytes} bytes"),
             allowed: format!("0..={bytes_max} bytes (unit.bytes_max)"),
         })
     }
@@ -262,8 +268,11 @@ impl Shared {
         let handle = &self.shards[shard];
         match handle.ring.push(Arrival::Submission(Submission { rows, reply })) {
             Ok(()) => Ok(answer),
-            Err(_) => {
+            Err(refused) => {
                 handle.budget.release(count);
+                if let Arrival::Submission(Submission { rows, .. }) = refused {
+                    self.pool.give(rows);
+                }
                 self.check_running()?;
                 if handle.ring.is_closed() { Err(Error::ShutDown) } else { Err(self.overloaded(shard)) }
             }

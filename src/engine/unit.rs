@@ -95,13 +95,21 @@ impl UnitOfWork {
             return Ok(receipts);
         }
         let shard = shared.router.shard_of(rows.partition[0]);
-        if !shared.acquire(shard, count).await? {
-            return Err(shared.overloaded(shard));
+        match shared.acquire(shard, count).await {
+            Ok(true) => {}
+            refused => {
+                shared.pool.give(batch);
+                refused?;
+                return Err(shared.overloaded(shard));
+            }
         }
         let answer = shared.submit(shard, batch, count)?;
         let mut reply = answer.await.map_err(|_| super::not_known())?;
         match reply.refused.pop() {
-            Some((_, error)) => Err(error),
+            Some((_, error)) => {
+                shared.pool.give(reply.rows);
+                Err(error)
+            }
             None => {
                 let receipts = (0..count).map(|row| receipt(&reply.rows, row)).collect();
                 // What lies in partitions of sibling shards is found by their claims.

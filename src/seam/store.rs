@@ -322,6 +322,8 @@ pub struct ClaimRequest<'a> {
     pub flushes_in_memory: &'a [i64],
     /// At most about so many references.
     pub rows_max: usize,
+    /// At most about so many streams.
+    pub streams_max: usize,
 }
 
 /// One log row that a claim passed.

@@ -295,7 +295,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     }
 
     async fn claim(&self) -> Result<(bool, Option<i64>), StoreError> {
-        let (incarnation, shard, position, partitions, flushes, rows_max, era) = {
+        let (incarnation, shard, position, partitions, flushes, rows_max, streams_max, era) = {
             let state = self.state.borrow();
             let Some(incarnation) = state.incarnation else { return Ok((false, None)) };
             let flushes: Vec<i64> = state.flushes.iter().map(|record| record.number).collect();
@@ -306,6 +306,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 state.held.clone(),
                 flushes,
                 state.settings.claim_rows_max,
+                state.settings.claim_streams_max,
                 state.era,
             )
         };
@@ -316,9 +317,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &partitions,
             flushes_in_memory: &flushes,
             rows_max,
+            streams_max,
         };
+        let asked = self.runtime.now();
         let reply = self.within_deadline(self.store.claim_work(&request)).await?;
+        let took_us = self.runtime.now().since_us(asked);
         let mut state = self.state.borrow_mut();
+        state.metrics.claim_us.record_us(took_us);
         state.metrics.claims.add(1);
         if state.era != era {
             return Ok((true, None));

@@ -19,7 +19,7 @@ use super::numbering::FlushColumns;
 use super::pending::{Pending, split_by_streams, take_out};
 use crate::batch::Rows;
 use crate::error::Error;
-use crate::plan::gate::{Close, Gate};
+use crate::plan::gate::{Close, Gate, Waiting};
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
@@ -71,6 +71,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut units_max = usize::MAX;
         let mut busy_wait_us = BUSY_RETRY_US.0;
         let mut recall_at: Option<Tick> = None;
+        let mut answered_at = Tick(0);
         let mut transient_wait_us = TRANSIENT_RETRY_US.0;
         loop {
             let now = self.runtime.now();
@@ -80,10 +81,17 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let (close, stopping, ended) = {
                 let state = self.state.borrow();
-                let oldest = state.pending.front().map(|pending| pending.arrived);
+                let waiting = state.pending.front().zip(state.pending.back()).map(|(oldest, newest)| Waiting {
+                    oldest: oldest.arrived,
+                    newest: newest.arrived,
+                    answered: answered_at,
+                });
                 let ready = state.incarnation.is_some();
-                let close =
-                    if ready { gate.close(state.pending_rows, state.pending_bytes, oldest, now) } else { Close::Empty };
+                let close = if ready {
+                    gate.close(state.pending_rows, state.pending_bytes, waiting, now)
+                } else {
+                    Close::Empty
+                };
                 (close, state.stopping.is_some(), state.ended)
             };
             if ended {
@@ -106,6 +114,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let units: usize = taken.iter().map(Pending::unit_count).sum();
             let (taken, outcome) = self.flush(taken, &mut columns).await;
+            answered_at = self.runtime.now();
             match outcome {
                 Outcome::Stored => {
                     busy_wait_us = BUSY_RETRY_US.0;

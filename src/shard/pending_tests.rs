@@ -79,6 +79,7 @@ pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
         flush_bytes_max: bytes_max,
         flush_age_us_max: 0,
         claim_rows_max: 1_000,
+        claim_streams_max: 1_000,
         claim_poll_ms: 250,
         claim_poll_ms_max: 10_000,
         lane_rows_max: 1_000,

@@ -35,6 +35,7 @@ pub struct ShardSettings {
     pub flush_bytes_max: usize,
     pub flush_age_us_max: u64,
     pub claim_rows_max: usize,
+    pub claim_streams_max: usize,
     pub claim_poll_ms: u64,
     pub claim_poll_ms_max: u64,
     pub lane_rows_max: usize,

@@ -17,7 +17,8 @@ use crate::error::Result;
 pub const GRANTS: &[(&str, &[&str])] = &[
     ("wh_schema_migration wh_installation wh_resolved", &["select"]),
     ("wh_event_store wh_outbox wh_log", &["select", "insert"]),
-    ("wh_outbox_0 wh_outbox_1 wh_outbox_2 wh_log_0 wh_log_1 wh_log_2", &["select", "truncate"]),
+    ("wh_outbox_0 wh_outbox_1 wh_outbox_2", &["select", "truncate"]),
+    ("wh_log_0 wh_log_1 wh_log_2", &["select", "insert", "truncate"]),
     ("wh_epoch", &["select", "insert"]),
     ("wh_partition wh_segment", &["select", "update"]),
     ("wh_stream wh_dead_letter", &["select", "insert", "update"]),

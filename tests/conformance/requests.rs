@@ -51,6 +51,7 @@ impl Reader {
             partitions: &self.held,
             flushes_in_memory: &self.flushes,
             rows_max,
+            streams_max: 4_096,
         }
     }
 }

@@ -193,3 +193,28 @@ async fn a_lock_that_is_held_is_not_waited_for_without_end() {
     holder.batch_execute("rollback").await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap().functions, ["compute_partition"]);
 }
+
+#[tokio::test]
+async fn an_installation_of_before_gets_the_functions_whose_answers_have_changed() {
+    let space = crate::store_kit::Space::new().await;
+    let mut client = space.schema.client().await;
+    // As it was left by a library that did not know the second migration.
+    client
+        .batch_execute(
+            "drop table wh_flush_truncated;
+             alter table wh_rotation drop column noted_to, drop column is_noted;
+             drop function perform_maintenance;
+             create function perform_maintenance(p_incarnation int4, out truncated int4) language sql as 'select 0';
+             create function claim_work(p_incarnation int4) returns int4 language sql as 'select 0';
+             delete from wh_schema_migration where name in ('0002_truncated_flushes', 'claim_work', 'find_flush',
+                'perform_maintenance', 'store_shard_messages')",
+        )
+        .await
+        .unwrap();
+    let migrated = install::migrate(&mut client, &space.name, crate::store_kit::PARTITIONS).await.unwrap();
+    assert_eq!(migrated.migrations, ["0002_truncated_flushes"]);
+    let sql = "select count(*) from pg_proc where pronamespace = to_regnamespace($1) and proname in
+        ('claim_work', 'perform_maintenance')";
+    let count: i64 = client.query_one(sql, &[&space.name.quoted()]).await.unwrap().get(0);
+    assert_eq!(count, 2, "one of each");
+}

@@ -224,6 +224,7 @@ async fn nothing_is_skipped_or_read_twice_while_others_write() {
                 partitions: &held,
                 flushes_in_memory: &[],
                 rows_max: 5,
+                streams_max: 4_096,
             };
             let reply = reader.store.claim_work(&request).await.unwrap();
             seen.extend(payloads(&reply.rows));
@@ -271,6 +272,7 @@ async fn own_rows_in_memory_come_without_references_and_other_shards_not_at_all(
         partitions: &held,
         flushes_in_memory: &[in_memory],
         rows_max: 10,
+        streams_max: 4_096,
     };
     let reply = owner.store.claim_work(&request).await.unwrap();
     assert!(reply.logs.is_empty() && reply.rows.is_empty(), "shard 0's rows are no concern of shard 1");
@@ -288,6 +290,7 @@ async fn only_references_of_the_partitions_asked_for_are_handed_over() {
         partitions: &[1, 3],
         flushes_in_memory: &[],
         rows_max: 10,
+        streams_max: 4_096,
     };
     let reply = owner.store.claim_work(&request).await.unwrap();
     assert_eq!(payloads(&reply.rows), ["1", "3"]);
@@ -354,7 +357,7 @@ async fn a_page_of_a_long_backlog_touches_few_pages() {
     let plan = client
         .query(
             "explain (analyze, buffers, timing off, costs off)
-             select * from claim_work($1, 0::int2, 0, '{}', $2, $3, $4, 0, 0, $5, $6, '{}', 100)",
+             select * from claim_work($1, 0::int2, 0, '{}', $2, $3, $4, 0, 0, $5, $6, '{}', 100, 4096)",
             &[
                 &owner.incarnation.number,
                 &(page.xmax() as i64),
@@ -372,4 +375,37 @@ async fn a_page_of_a_long_backlog_touches_few_pages() {
     let buffers: u64 =
         counts.filter(|(kind, _)| ["hit", "read"].contains(kind)).map(|(_, n)| n.parse::<u64>().unwrap()).sum();
     assert!(buffers < 4_000, "{buffers} buffers for a page of 100");
+}
+
+#[tokio::test]
+async fn a_page_ends_where_it_has_its_streams() {
+    let space = Space::new().await;
+    let mut owner = space.owner(1).await;
+    let (a, b, c, d) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    // A log row each.
+    for (stream, text) in [(a, "a1"), (a, "a2"), (b, "b1"), (a, "a3"), (c, "c1"), (d, "d1"), (d, "d2")] {
+        owner.store(&[event(stream, text)]).await;
+    }
+    let held = owner.held();
+    let mut position = ReadPosition::default();
+    let mut pages = Vec::new();
+    loop {
+        let request = ClaimRequest {
+            incarnation: owner.incarnation,
+            shard: 0,
+            position: &position,
+            partitions: &held,
+            flushes_in_memory: &[],
+            rows_max: 100,
+            streams_max: 2,
+        };
+        let reply = owner.store.claim_work(&request).await.unwrap();
+        pages.push(payloads(&reply.rows).join(" "));
+        assert_eq!(reply.logs.len(), reply.rows.len(), "what is behind the end was not passed");
+        position = reply.position;
+        if !reply.more {
+            break;
+        }
+    }
+    assert_eq!(pages, ["a1 a2 b1", "a3 c1", "d1 d2"]);
 }

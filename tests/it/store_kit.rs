@@ -260,6 +260,7 @@ impl Owner {
             partitions: &held,
             flushes_in_memory: in_memory,
             rows_max,
+            streams_max: 4_096,
         };
         self.store.claim_work(&request).await.unwrap()
     }

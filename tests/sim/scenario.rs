@@ -110,6 +110,7 @@ impl Scenario {
             flush_bytes_max: 1 << 20,
             flush_age_us_max: 200,
             claim_rows_max: self.claim_rows_max,
+            claim_streams_max: self.claim_rows_max.div_ceil(2),
             claim_poll_ms: 50,
             claim_poll_ms_max: 400,
             lane_rows_max: self.lane_rows_max,

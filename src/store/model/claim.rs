@@ -25,6 +25,7 @@ struct Request {
     partitions: Vec<u32>,
     flushes: Vec<i64>,
     rows_max: usize,
+    streams_max: usize,
 }
 
 /// Appends a message with one of its destinations only.
@@ -52,6 +53,7 @@ impl ModelStore {
             partitions: request.partitions.to_vec(),
             flushes: request.flushes_in_memory.to_vec(),
             rows_max: request.rows_max.max(1),
+            streams_max: request.streams_max.max(1),
         };
         self.model.call(|tx| claim(tx, request)).await
     }
@@ -164,8 +166,9 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
         scheduled_in_ms: None,
     };
     let mut passed = 0;
+    let mut streams = std::collections::BTreeSet::new();
     for (index, log) in logs.iter().enumerate() {
-        if passed >= request.rows_max && !unordered {
+        if (passed >= request.rows_max || streams.len() >= request.streams_max) && !unordered {
             let end = logs[index - 1].position;
             reply.position = ReadPosition { read: read.clone(), page: Some((page, end)), ..ReadPosition::default() };
             reply.more = true;
@@ -176,6 +179,7 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
         if own_flush.is_none() {
             passed += log.references.len();
             for of in log.references.iter().filter(|of| request.partitions.contains(&of.partition)) {
+                streams.insert(of.lane_id);
                 match database.body_of(of.lane_id, of.stream_seq, of.version, &database.snapshot()) {
                     Some(body) => {
                         push_reference(&mut reply.rows, &body, of.destination);

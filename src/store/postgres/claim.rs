@@ -25,7 +25,7 @@ pub(super) fn claim_sql(schema: &str) -> Sql {
          partition, trace_flags, type_name, content_type, metadata, payload, lane_id, log, destination, \
          epoch, page_xmax, page_listed, page_position, page_floor, page_ceiling, log_xid, log_own_flush, \
          scheduled_in_ms \
-         from {schema}.claim_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+         from {schema}.claim_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
     );
     Sql { slot: 3, text }
 }
@@ -83,7 +83,8 @@ pub(super) async fn claim_work(
     let partitions = columns::of_u32(request.partitions);
     let flushes = columns::of_i64(request.flushes_in_memory);
     let rows_max = i32::try_from(request.rows_max).unwrap_or(i32::MAX).max(1);
-    let parameters: [&(dyn ToSql + Sync); 13] = [
+    let streams_max = i32::try_from(request.streams_max).unwrap_or(i32::MAX).max(1);
+    let parameters: [&(dyn ToSql + Sync); 14] = [
         &request.incarnation.number,
         &shard,
         &read_xmax,
@@ -97,6 +98,7 @@ pub(super) async fn claim_work(
         &partitions,
         &flushes,
         &rows_max,
+        &streams_max,
     ];
     let stream = connection.client.query_raw(&statement, parameters).await?;
     let mut stream = pin!(stream);

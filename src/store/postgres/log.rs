@@ -17,10 +17,6 @@ const DICTIONARY_BYTES_MAX: usize = 900;
 /// One reference of the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Reference {
-    /// Batch.
-    pub batch: u32,
-    /// Row in the batch.
-    pub row: u32,
     /// Row in the request.
     pub request_row: u32,
     /// 1-based place of the destination in the log row's names.
@@ -64,12 +60,18 @@ impl LogRows {
         this
     }
 
+    /// Whether the references are the rows of the request: one each, in order.
+    pub fn is_row_by_row(&self, rows: usize) -> bool {
+        self.references.len() == rows
+            && self.references.iter().enumerate().all(|(turn, reference)| reference.request_row as usize == turn)
+    }
+
     fn append(&mut self, request: &StoreRequest<'_>, owned: bool, takes: impl Fn(u32) -> bool) {
         let mut row_start = self.references.len();
         let mut names_start = self.dictionary.len();
         let mut names_bytes = 0;
         let mut first_row = 0;
-        for (batch, rows) in request.batches.iter().enumerate() {
+        for rows in request.batches {
             for (row, destination) in rows.reference_row.iter().zip(&rows.reference_destination) {
                 let index = *row as usize;
                 if rows.is_scheduled(index) || !takes(rows.partition[index]) {
@@ -92,12 +94,7 @@ impl LogRows {
                     self.dictionary.push(*destination);
                     self.dictionary.len() - names_start - 1
                 });
-                self.references.push(Reference {
-                    batch: batch as u32,
-                    row: *row,
-                    request_row: first_row + row,
-                    destination: place as i16 + 1,
-                });
+                self.references.push(Reference { request_row: first_row + row, destination: place as i16 + 1 });
             }
             first_row += rows.len() as u32;
         }

@@ -7,14 +7,14 @@ use uuid::Uuid;
 
 use super::log::LogRows;
 use super::{Connection, Sql};
-use crate::batch::is_scheduled;
+use crate::batch::{Rows, Span, is_scheduled};
 use crate::ids::Epoch;
-use crate::seam::store::{LastNumbers, NO_STREAM, Origin, StoreError, StoreReply, StoreRequest, Stored};
-use crate::store::columns::{self, Batches, Column, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
+use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
+use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
 use crate::store::sqlstate::taken_lane;
 
 pub(super) fn store_sql(schema: &str) -> Sql {
-    let parameters = (1..=44).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let parameters = (1..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
     let text = format!(
         "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version \
          from {schema}.store_shard_messages({parameters})"
@@ -55,13 +55,13 @@ pub(super) async fn store(
     let epoch = request.epoch.map(|epoch| epoch.0);
     let read_listed = columns::of_u64(request.read.listed());
     let partitions = columns::of_u32(request.partitions);
-    let stream_id = columns::of_uuid(request.stream_id);
-    let stream_partition = columns::of_u32(request.stream_partition);
-    let stream_last_seq = known_or_zero(request.stream_last_seq, request.stream_known);
-    let stream_last_version = known_or_zero(request.stream_last_version, request.stream_known);
-    let row_stream = columns::of(Type::INT4, request.row_stream, |out, index| put_i32(out, stream_number(*index)));
+    // An array in which no row has a value is not sent: the server receives and copies every element it is given.
+    let has = |any: &dyn Fn(&Rows) -> bool| request.batches.iter().any(|rows| any(rows));
+    let given = |ids: &[Uuid]| ids.iter().any(|id| !id.is_nil());
+    let written = |spans: &[Span]| spans.iter().any(|span| span.len > 0);
+    let traced = has(&|rows| rows.trace.iter().any(|trace| !trace.is_none()));
 
-    let kind = rows.kinds();
+    let kind = (messages + scheduled > 0).then(|| rows.kinds());
     let stream_seq = rows.numbers(|rows| &rows.stream_seq);
     let version = rows.numbers(|rows| &rows.version);
     let span_id = rows.column(
@@ -73,8 +73,9 @@ pub(super) async fn store(
     );
     let lane_id = rows.uuids(|rows| &rows.lane_id, false);
     let message_id = rows.uuids(|rows| &rows.message_id, false);
-    let correlation_id = rows.uuids(|rows| &rows.correlation_id, true);
-    let causation_id = rows.uuids(|rows| &rows.causation_id, true);
+    let correlation_id =
+        has(&|rows| given(&rows.correlation_id)).then(|| rows.uuids(|rows| &rows.correlation_id, true));
+    let causation_id = has(&|rows| given(&rows.causation_id)).then(|| rows.uuids(|rows| &rows.causation_id, true));
     let trace_id = rows.column(
         Type::UUID,
         |rows| &rows.trace,
@@ -91,8 +92,9 @@ pub(super) async fn store(
         },
     );
     let type_name = rows.spans(Type::TEXT, |rows| &rows.type_name, false);
-    let content_type = rows.spans(Type::TEXT, |rows| &rows.content_type, true);
-    let metadata = rows.spans(Type::BYTEA, |rows| &rows.metadata, true);
+    let content_type =
+        has(&|rows| written(&rows.content_type)).then(|| rows.spans(Type::TEXT, |rows| &rows.content_type, true));
+    let metadata = has(&|rows| written(&rows.metadata)).then(|| rows.spans(Type::BYTEA, |rows| &rows.metadata, true));
     let payload = rows.spans(Type::BYTEA, |rows| &rows.payload, false);
 
     let due = rows.column(
@@ -110,27 +112,18 @@ pub(super) async fn store(
     let log_owned = columns::of(Type::BOOL, &log.owned, |out, owned| columns::put_bool(out, *owned));
     let log_dictionary_end = columns::of(Type::INT4, &log.dictionary_end, |out, end| put_i32(out, *end));
     let dictionary = columns::of(Type::TEXT, &log.dictionary, |out, name| put_bytes(out, name.name().as_bytes()));
-    let batches = request.batches;
-    let log_partition = columns::of(Type::INT4, &log.references, |out, at| {
-        put_i32(out, batches[at.batch as usize].partition[at.row as usize] as i32);
-    });
-    let log_destination = columns::of(Type::INT2, &log.references, |out, at| put_i16(out, at.destination));
-    let log_seq = columns::of(Type::INT8, &log.references, |out, at| {
-        put_i64(out, batches[at.batch as usize].stream_seq[at.row as usize]);
-    });
-    let log_version = columns::of(Type::INT8, &log.references, |out, at| {
-        put_i64(out, batches[at.batch as usize].version[at.row as usize]);
-    });
-    let log_lane = columns::of(Type::UUID, &log.references, |out, at| {
-        put_uuid(out, batches[at.batch as usize].lane_id[at.row as usize]);
-    });
-    let row_streams = request.row_stream;
-    let log_stream = columns::of(Type::INT4, &log.references, |out, at| {
-        put_i32(out, stream_number(row_streams[at.request_row as usize]));
-    });
+    let log_row = (!log.is_row_by_row(rows.len()))
+        .then(|| columns::of(Type::INT4, &log.references, |out, at| put_i32(out, at.request_row as i32 + 1)));
+    let log_destination = log
+        .references
+        .iter()
+        .any(|at| at.destination != 1)
+        .then(|| columns::of(Type::INT2, &log.references, |out, at| put_i16(out, at.destination)));
 
+    let (span_id, trace_id, trace_flags) =
+        (traced.then_some(span_id), traced.then_some(trace_id), traced.then_some(trace_flags));
     let due = (scheduled > 0).then_some(due);
-    let parameters: [&(dyn ToSql + Sync); 44] = [
+    let parameters: [&(dyn ToSql + Sync); 35] = [
         &incarnation,
         &shard,
         &request.origin.flush_number,
@@ -139,15 +132,10 @@ pub(super) async fn store(
         &read_listed,
         &epoch,
         &partitions,
-        &stream_id,
-        &stream_partition,
-        &stream_last_seq,
-        &stream_last_version,
         &known,
         &events,
         &messages,
         &kind,
-        &row_stream,
         &stream_seq,
         &version,
         &span_id,
@@ -169,12 +157,8 @@ pub(super) async fn store(
         &log_owned,
         &log_dictionary_end,
         &dictionary,
-        &log_partition,
+        &log_row,
         &log_destination,
-        &log_seq,
-        &log_version,
-        &log_lane,
-        &log_stream,
     ];
     let row = connection.client.query_one(&statement, &parameters).await;
     let row = row.map_err(|error| number_taken(&error, request))?;
@@ -242,19 +226,6 @@ pub(super) async fn find_flush(
 
 fn last_numbers(seq: Vec<i64>, version: Vec<i64>) -> Vec<LastNumbers> {
     seq.into_iter().zip(version).map(|(seq, version)| LastNumbers { seq, version }).collect()
-}
-
-fn stream_number(index: u32) -> i32 {
-    if index == NO_STREAM { 0 } else { index as i32 + 1 }
-}
-
-/// What the rows' numbers were counted from.
-fn known_or_zero<'a>(last: &'a [i64], known: &'a [bool]) -> Column<impl Fn(&mut bytes::BytesMut) + Sync + 'a> {
-    Column::new(Type::INT8, last.len(), move |out| {
-        for (last, known) in last.iter().zip(known) {
-            put_i64(out, if *known { *last } else { 0 });
-        }
-    })
 }
 
 /// The destinations of scheduled rows, row after row; nothing where there is none.
