@@ -86,7 +86,8 @@ impl Builder {
         let refused = |error: crate::store::connect::TargetError| Error::Config(error.to_string());
         let connect_limit = Duration::from_millis(config.database.connect_timeout_ms);
         let target = ConnectTarget::parse(&config.database.url).map_err(refused)?.or_connect_timeout(connect_limit);
-        let schema = SchemaName::new(&config.database.schema).map_err(|error| Error::Config(format!("database.schema: {error}")))?;
+        let schema = SchemaName::new(&config.database.schema)
+            .map_err(|error| Error::Config(format!("database.schema: {error}")))?;
         let lease_quarter_ms = config.lease.ttl_ms / 4;
         let settings = ConnectPlan::settings(schema.name(), "engine", lease_quarter_ms, lease_quarter_ms);
         let connect = ConnectPlan::new(target, settings).map_err(refused)?;
@@ -129,7 +130,7 @@ impl Builder {
                 lease: lease.clone(),
                 metrics: metrics.clone(),
                 pool: pool.clone(),
-                settings: settings_of(&config, index, count),
+                settings: settings_of(&config, index),
                 clock: clock.clone(),
             };
             let plan =
@@ -186,10 +187,9 @@ fn cannot_start(what: &'static str, error: std::io::Error) -> Error {
     Error::Thread { what, source: error }
 }
 
-fn settings_of(config: &Config, index: usize, count: usize) -> ShardSettings {
+fn settings_of(config: &Config, index: usize) -> ShardSettings {
     ShardSettings {
         shard: index as u16,
-        shards: count as u16,
         flush_rows_max: config.flush.rows_max,
         flush_bytes_max: config.flush.bytes_max,
         flush_age_us_max: config.flush.age_us_max,
@@ -201,7 +201,6 @@ fn settings_of(config: &Config, index: usize, count: usize) -> ShardSettings {
         lane_streams_max: config.lane.streams_max,
         publish_run_rows_max: config.publish.run_rows_max,
         publish_in_flight_max: config.publish.in_flight_max,
-        publish_timeout_ms: config.publish.timeout_ms,
         retry_base_ms: config.retry.base_ms,
         retry_cap_ms: config.retry.cap_ms,
         retry_attempts_max: config.retry.attempts_max as i32,

@@ -429,10 +429,6 @@ pub trait Store: 'static {
     ) -> impl Future<Output = Result<usize, StoreError>>;
 
     /// Reads, in a transaction of its own begun after the take-over committed, where to start.
-    fn load(
-        &self,
-        incarnation: Incarnation,
-        shard: u16,
-        partitions: &[u32],
-    ) -> impl Future<Output = Result<LoadReply, StoreError>>;
+    fn load(&self, incarnation: Incarnation, partitions: &[u32])
+    -> impl Future<Output = Result<LoadReply, StoreError>>;
 }

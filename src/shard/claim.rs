@@ -341,7 +341,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let Some(incarnation) = state.incarnation else { return Ok(()) };
             (incarnation, state.settings.shard, state.held.clone(), state.era)
         };
-        let reply = self.within_deadline(self.store.load(incarnation, shard, &partitions)).await?;
+        let reply = self.within_deadline(self.store.load(incarnation, &partitions)).await?;
         let now = self.runtime.now();
         let mut state = self.state.borrow_mut();
         if state.era != era {

@@ -80,7 +80,7 @@ impl Store for Door {
         unreachable!("nothing is scheduled here")
     }
 
-    async fn load(&self, _: Incarnation, _: u16, _: &[u32]) -> Result<LoadReply, StoreError> {
+    async fn load(&self, _: Incarnation, _: &[u32]) -> Result<LoadReply, StoreError> {
         unreachable!("it is loaded")
     }
 }

@@ -30,7 +30,6 @@ use crate::time::Tick;
 #[allow(missing_docs)] // Named as the config keys, which say what they are.
 pub struct ShardSettings {
     pub shard: u16,
-    pub shards: u16,
     pub flush_rows_max: usize,
     pub flush_bytes_max: usize,
     pub flush_age_us_max: u64,
@@ -42,7 +41,6 @@ pub struct ShardSettings {
     pub lane_streams_max: usize,
     pub publish_run_rows_max: usize,
     pub publish_in_flight_max: usize,
-    pub publish_timeout_ms: u64,
     pub retry_base_ms: u64,
     pub retry_cap_ms: u64,
     pub retry_attempts_max: i32,

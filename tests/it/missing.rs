@@ -54,7 +54,7 @@ async fn an_event_deleted_before_it_was_claimed_is_dead_and_its_stream_goes_on()
     assert!(dead[0].3.starts_with("CL001"), "{}", dead[0].3);
     // Nothing is claimed again: the cursor has passed it.
     let heir = space.owner(1).await;
-    let load = corelane::seam::store::Store::load(&heir.store, heir.incarnation, 0, &heir.held()).await.unwrap();
+    let load = corelane::seam::store::Store::load(&heir.store, heir.incarnation, &heir.held()).await.unwrap();
     let at = heir.held().iter().position(|held| *held == partition_of(stream, PARTITIONS)).unwrap();
     let read = load.resolved[at].clone();
     let claimed = heir.claim(&ReadPosition { read, ..ReadPosition::default() }, &[], 100).await;

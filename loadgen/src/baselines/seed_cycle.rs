@@ -98,7 +98,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, connections: Connection
     stop.store(true, Ordering::Relaxed);
     let mut findings = Findings::default();
     for claimer in claimers {
-        let found = claimer.await.map_err(|panic| Failure::Broken(format!("a claimer ended in a panic: {panic}")))??;
+        let found =
+            claimer.await.map_err(|panic| Failure::Broken(format!("a claimer ended in a panic: {panic}")))??;
         findings.order_violations += found.order_violations;
     }
     findings.lost = tally.stored().saturating_sub(tally.published());

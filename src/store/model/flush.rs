@@ -155,12 +155,7 @@ impl Store for ModelStore {
         self.release_scheduled_call(partitions, rows_max).await
     }
 
-    async fn load(
-        &self,
-        incarnation: crate::ids::Incarnation,
-        _shard: u16,
-        partitions: &[u32],
-    ) -> Result<LoadReply, StoreError> {
+    async fn load(&self, incarnation: crate::ids::Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         self.load_call(incarnation, partitions).await
     }
 }

@@ -207,7 +207,7 @@ impl Store for PostgresStore {
         call.end(result)
     }
 
-    async fn load(&self, incarnation: Incarnation, _shard: u16, partitions: &[u32]) -> Result<LoadReply, StoreError> {
+    async fn load(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         let (call, _) = self.reading.call().await?;
         let result = claim::load(&call.connection, &self.sql.load, incarnation, partitions).await;
         call.end(result)
