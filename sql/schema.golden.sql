@@ -754,7 +754,6 @@ CREATE FUNCTION corelane.settle(p_incarnation integer, p_shard smallint, p_owner
 declare
     v_only_cursor constant bool := cardinality(p_park_lane) + cardinality(p_spill_lane) + cardinality(p_drained_lane)
         + cardinality(p_dead_lane) + cardinality(p_unpark_lane) = 0;
-    v_missing text;
 begin
     perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(3), p_incarnation);
 
@@ -783,34 +782,22 @@ begin
         perform set_config('synchronous_commit', 'off', true);
     else
         if cardinality(p_spill_lane) > 0 then
-            with reference as (
-                select distinct on (s.lane_id, s.destination, s.stream_seq) s.*
-                from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq, p_spill_version)
-                    s(lane_id, destination, partition, stream_seq, version)
-                where not exists (
-                    select from "corelane".wh_parked_reference k
-                    where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
-            ), kept as (
-                insert into "corelane".wh_parked_reference as k (stream_seq, version, position, span_id, stored_at,
-                    lane_id, stream_id, message_id, correlation_id, causation_id, trace_id, partition, trace_flags,
-                    destination, type_name, content_type, metadata, payload)
-                select s.stream_seq, s.version, o.position, o.span_id, o.stored_at, s.lane_id, o.stream_id,
-                    o.message_id, o.correlation_id, o.causation_id, o.trace_id, s.partition, o.trace_flags,
-                    s.destination, o.type_name, o.content_type, o.metadata, o.payload
-                from reference s
-                left join "corelane".wh_outbox o
-                    on s.version = 0 and o.lane_id = s.lane_id and o.stream_seq = s.stream_seq
-                on conflict do nothing
-                returning k.lane_id, k.stream_seq, k.version, k.message_id
-            )
-            select k.lane_id || ' number ' || k.stream_seq into v_missing
-            from kept k
-            where k.version = 0 and k.message_id is null
-            limit 1;
-            if v_missing is not null then
-                raise exception 'message of lane % is not stored any more: its reference cannot be kept', v_missing
-                    using errcode = 'CL001';
-            end if;
+            -- A message of wh_outbox that somebody has deleted is kept without its body: whoever drains the lane finds
+            -- it missing, and buries it. Refused, it would hold up every outcome of the shard.
+            insert into "corelane".wh_parked_reference (stream_seq, version, position, span_id, stored_at,
+                lane_id, stream_id, message_id, correlation_id, causation_id, trace_id, partition, trace_flags,
+                destination, type_name, content_type, metadata, payload)
+            select distinct on (s.lane_id, s.destination, s.stream_seq) s.stream_seq, s.version, o.position, o.span_id,
+                o.stored_at, s.lane_id, o.stream_id, o.message_id, o.correlation_id, o.causation_id, o.trace_id,
+                s.partition, o.trace_flags, s.destination, o.type_name, o.content_type, o.metadata, o.payload
+            from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq, p_spill_version)
+                s(lane_id, destination, partition, stream_seq, version)
+            left join "corelane".wh_outbox o
+                on s.version = 0 and o.lane_id = s.lane_id and o.stream_seq = s.stream_seq
+            where not exists (
+                select from "corelane".wh_parked_reference k
+                where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
+            on conflict do nothing;
         end if;
 
         if cardinality(p_park_lane) > 0 then

@@ -78,6 +78,21 @@ pub trait Coordination: 'static {
     /// Other incarnations that own partitions, and how many partitions nobody owns.
     fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
 
+    /// Both at once: `None` if this incarnation is dead. One statement where the store can, since it is what an idle
+    /// process costs.
+    fn renew_and_look(
+        &self,
+        incarnation: Incarnation,
+        lease_ms: u64,
+    ) -> impl Future<Output = Result<Option<Members>, StoreError>> {
+        async move {
+            match self.renew_lease(incarnation, lease_ms).await? {
+                Renewed::Alive => self.members(incarnation).await.map(Some),
+                Renewed::Dead => Ok(None),
+            }
+        }
+    }
+
     /// Marks another incarnation dead and frees its partitions, in one transaction that waits for its
     /// fenced writes. With `early`, only if its session lock is free; without, only if its counter is still
     /// `counter` and its lease is past. Answers whether it was done.

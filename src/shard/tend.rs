@@ -12,7 +12,7 @@
 //! - Maintenance has a connection and a time limit of its own, below a step: however slow it is, the next renewal is
 //!   sent in time.
 //!
-//! Cost when idle: two statements every quarter of the lease, and one a minute.
+//! Cost when idle: a statement every quarter of the lease, and one a minute.
 
 use std::sync::Arc;
 
@@ -132,10 +132,18 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         ownership: &mut i64,
     ) -> Result<Step, StoreError> {
         let sent = self.runtime.now();
+        let ttl_ms = self.times.ttl_ms();
+        let mut seen = None;
         let incarnation = match *current {
+            Some(incarnation) if self.owns => {
+                seen = self.within_limit(self.coordination.renew_and_look(incarnation, ttl_ms)).await?;
+                if seen.is_none() {
+                    return Ok(Step::Dead);
+                }
+                incarnation
+            }
             Some(incarnation) => {
-                let renewed =
-                    self.within_limit(self.coordination.renew_lease(incarnation, self.times.ttl_ms())).await?;
+                let renewed = self.within_limit(self.coordination.renew_lease(incarnation, ttl_ms)).await?;
                 if renewed == Renewed::Dead {
                     return Ok(Step::Dead);
                 }
@@ -162,7 +170,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         if !self.owns {
             return Ok(Step::Alive);
         }
-        let members = self.within_limit(self.coordination.members(incarnation)).await?;
+        let members = match seen {
+            Some(members) => members,
+            None => self.within_limit(self.coordination.members(incarnation)).await?,
+        };
         let mut freed = members.free_partitions > 0 || *ownership < 0;
         for member in members.others.iter().filter(|member| !member.connected) {
             if self.within_limit(self.coordination.mark_dead(*member, true)).await? {

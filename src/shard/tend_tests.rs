@@ -269,7 +269,7 @@ fn lines(text: &str) -> String {
 }
 
 #[test]
-fn it_registers_takes_what_is_free_and_costs_two_statements_a_step() {
+fn it_registers_takes_what_is_free_and_looks_every_step() {
     let told = play(true, "0 well; 6000 lease");
     let expected = lines(
         "0 register

@@ -215,3 +215,23 @@ async fn owners_in_two_schemas_of_one_database_do_not_notice_each_other() {
     let stream = stream_in(1);
     assert_eq!(a.busy(&[event(stream, "held")]).await, [stream]);
 }
+
+#[tokio::test]
+async fn a_renewal_and_a_look_at_the_others_are_one_statement() {
+    let space = Space::new().await;
+    let (owner, other) = (space.owner(1).await, space.owner(1).await);
+    let counter = async |of: &Owner| {
+        let client = space.schema.client().await;
+        let sql = "select counter from wh_instance where number = $1";
+        client.query_one(sql, &[&of.incarnation.number]).await.unwrap().get::<_, i64>(0)
+    };
+    let before = counter(&other).await;
+    let seen = other.coordination.renew_and_look(other.incarnation, 10_000).await.unwrap().expect("alive");
+    assert_eq!(counter(&other).await, before + 1);
+    assert_eq!(seen, other.coordination.members(other.incarnation).await.unwrap());
+    assert_eq!((seen.others[0].incarnation, seen.free_partitions), (owner.incarnation, 0));
+    let seen = owner.coordination.renew_and_look(owner.incarnation, 10_000).await.unwrap().expect("alive");
+    assert!(seen.others.is_empty(), "who owns nothing is nobody's concern");
+    space.expire(&owner).await;
+    assert_eq!(owner.coordination.renew_and_look(owner.incarnation, 10_000).await.unwrap(), None);
+}

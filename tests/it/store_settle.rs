@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use corelane::plan::snapshot::Snapshot;
 use corelane::seam::store::{
-    Coordination, DeadLetter, Drained, Park, ReadPosition, SettleReply, SettleRequest, Spill, Store, StoreError,
+    Coordination, DeadLetter, Drained, Park, ReadPosition, SettleReply, SettleRequest, Spill, Store,
 };
 use uuid::Uuid;
 
@@ -164,14 +164,16 @@ async fn a_dead_letter_takes_its_body_along_and_comes_once() {
 }
 
 #[tokio::test]
-async fn a_reference_whose_body_is_gone_is_not_kept_silently() {
+async fn a_reference_whose_body_is_gone_is_kept_as_missing_and_holds_up_no_outcome() {
     let space = Space::new().await;
     let owner = space.owner(1).await;
     let lane = Uuid::now_v7();
     let request = SettleRequest { spill: vec![spill(lane, 1, 0)], ..SettleRequest::default() };
-    let refused = owner.store.settle(owner.incarnation, &request).await;
-    assert!(matches!(&refused, Err(StoreError::Refused { sqlstate, .. }) if sqlstate == "CL001"), "{refused:?}");
-    assert!(owner.kept(lane).await.is_empty());
+    owner.settled(&request).await;
+    owner.settled(&request).await;
+    let partition = request.spill[0].partition;
+    let kept = owner.store.claim_parked(lane, request.spill[0].destination, partition, 10).await.unwrap();
+    assert_eq!((kept.len(), kept.is_missing(0), kept.stream_seq[0]), (1, true, 1));
 }
 
 #[tokio::test]

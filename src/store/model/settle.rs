@@ -133,7 +133,7 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
         let body = tx.database().body_of(of.lane_id, of.stream_seq, of.version, &snapshot);
         if body.is_none() {
             let text = format!("{} number {} is not stored any more", of.lane_id, of.stream_seq);
-            return Err(StoreError::Refused { sqlstate: "CL001".into(), text });
+            tx.model.0.runtime.fail(text);
         }
         let body = body.filter(|_| of.version == 0);
         let version = of.version;

@@ -35,6 +35,7 @@ struct Texts {
     hold: Sql,
     renew: Sql,
     members: Sql,
+    renew_and_look: Sql,
     mark_dead: Sql,
     take: Sql,
     deregister: Sql,
@@ -58,6 +59,14 @@ impl PostgresCoordination {
             members: sql(
                 3,
                 format!("select number, id, counter, expired, free_partitions, connected from {schema}.members($1)"),
+            ),
+            renew_and_look: sql(
+                8,
+                format!(
+                    "with renewed as materialized (select {schema}.renew_lease($1, $2) as alive) \
+                     select m.number, m.id, m.counter, m.expired, m.free_partitions, m.connected, r.alive \
+                     from renewed r left join lateral {schema}.members($1) m on r.alive"
+                ),
             ),
             mark_dead: sql(4, format!("select {schema}.mark_dead($1, $2, $3)")),
             take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1)")),
@@ -131,6 +140,20 @@ impl PostgresCoordination {
     }
 }
 
+/// A row of `members`: how many partitions are free, and another incarnation, if there is one.
+fn member(row: &tokio_postgres::Row) -> Result<(i32, Option<Member>), tokio_postgres::Error> {
+    let free: i32 = row.try_get(4)?;
+    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
+    let incarnation = Incarnation { number, id: row.try_get(1)? };
+    let (counter, expired, connected) = (row.try_get(2)?, row.try_get(3)?, row.try_get(5)?);
+    Ok((free, Some(Member { incarnation, counter, expired, connected })))
+}
+
+fn members_of(rows: Vec<(i32, Option<Member>)>) -> Members {
+    let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
+    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions }
+}
+
 async fn one<T>(
     call: Call<'_>,
     sql: &Sql,
@@ -175,24 +198,17 @@ impl Coordination for PostgresCoordination {
     }
 
     async fn members(&self, incarnation: Incarnation) -> Result<Members, StoreError> {
+        Ok(members_of(self.many(&self.sql.members, &[&incarnation.number], member).await?))
+    }
+
+    async fn renew_and_look(&self, incarnation: Incarnation, lease_ms: u64) -> Result<Option<Members>, StoreError> {
+        let lease_ms = lease_ms as i64;
         let rows = self
-            .many(&self.sql.members, &[&incarnation.number], |row| {
-                let free: i32 = row.try_get(4)?;
-                let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
-                let incarnation = Incarnation { number, id: row.try_get(1)? };
-                Ok((
-                    free,
-                    Some(Member {
-                        incarnation,
-                        counter: row.try_get(2)?,
-                        expired: row.try_get(3)?,
-                        connected: row.try_get(5)?,
-                    }),
-                ))
+            .many(&self.sql.renew_and_look, &[&incarnation.number, &lease_ms], |row| {
+                Ok(if row.try_get(6)? { Some(member(row)?) } else { None })
             })
             .await?;
-        let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
-        Ok(Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions })
+        Ok(rows.into_iter().collect::<Option<Vec<_>>>().map(members_of))
     }
 
     async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {

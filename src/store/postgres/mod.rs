@@ -38,7 +38,7 @@ struct Sql {
     text: String,
 }
 
-const STATEMENTS_MAX: usize = 8;
+const STATEMENTS_MAX: usize = 9;
 
 struct Connection {
     client: Client,
