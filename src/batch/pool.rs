@@ -50,28 +50,52 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
+    /// Both wait for the other on a spinning counter, so that they give within nanoseconds of each other.
     #[test]
     fn of_two_holders_who_give_a_batch_at_once_one_does() {
+        const ROUNDS: usize = 100_000;
         let pool = Pool::new(1, 1 << 20);
-        let both = Barrier::new(2);
+        let hand_over = ArrayQueue::<Arc<Rows>>::new(1);
+        let (ready, given) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let reach = |counter: &AtomicUsize, count: usize| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            while counter.load(Ordering::SeqCst) < count {
+                std::hint::spin_loop();
+            }
+        };
         pool.give(Arc::new(Rows::with_capacity(8, 64)));
-        for round in 0..5_000 {
-            let batch = pool.take();
-            assert!(batch.arena.capacity() >= 64, "round {round}: the warm batch was lost");
-            let other = batch.clone();
-            std::thread::scope(|scope| {
-                let give = |batch| {
-                    both.wait();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let batch = loop {
+                        if let Some(batch) = hand_over.pop() {
+                            break batch;
+                        }
+                        std::hint::spin_loop();
+                    };
+                    reach(&ready, 2 * round);
                     pool.give(batch);
-                };
-                scope.spawn(move || give(other));
-                give(batch);
+                    reach(&given, 2 * round);
+                }
             });
-        }
+            let mut lost = 0;
+            for round in 1..=ROUNDS {
+                let mut batch = pool.take();
+                if batch.arena.capacity() == 0 {
+                    lost += 1;
+                    batch = Arc::new(Rows::with_capacity(8, 64));
+                }
+                let _ = hand_over.push(batch.clone());
+                reach(&ready, 2 * round);
+                pool.give(batch);
+                reach(&given, 2 * round);
+            }
+            assert_eq!(lost, 0, "warm batches lost in {ROUNDS} rounds");
+        });
     }
 
     #[test]
