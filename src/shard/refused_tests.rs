@@ -26,9 +26,11 @@ use crate::seam::transport::{PublishOutcome, TransportLimits};
 use crate::time::Tick;
 use uuid::Uuid;
 
+type Refuses = Box<dyn Fn(&SettleRequest) -> Option<StoreError>>;
+
 /// A database that refuses settlements in which the script finds something.
 struct Door {
-    refuses: Box<dyn Fn(&SettleRequest) -> Option<StoreError>>,
+    refuses: Refuses,
     settled: RefCell<Vec<String>>,
     cursor: RefCell<String>,
     calls: Cell<usize>,
