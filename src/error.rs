@@ -18,7 +18,16 @@ pub enum Error {
     /// A config key is unknown or its value is out of bounds. Nothing was started.
     #[error("{0}")]
     Config(String),
-    /// The shard's ring is full: back off and try again. Nothing was stored.
+    /// The operating system gave no thread: look at its limits (`ulimit -u`, the container's pids). Nothing was stored.
+    #[error("{what} cannot be started: {source}: the operating system gives no further thread")]
+    Thread {
+        /// What it was for.
+        what: &'static str,
+        /// The system's words.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The shard has as many rows in hand as it may: back off and try again. Nothing was stored.
     #[error(
         "shard {shard} is overloaded ({rows_max} rows in hand, ring.rows_max): back off and try again; nothing was stored"
     )]
@@ -67,7 +76,23 @@ pub enum Error {
     /// The engine is shutting down or has ended. Nothing was stored.
     #[error("the engine has been shut down: nothing was stored")]
     ShutDown,
-    /// The database could not be reached or refused. Nothing was stored, or the text says so.
+    /// The messages are stored and will be published, but their numbers could not be told. Do not send them again:
+    /// each would be stored, and published, a second time.
+    #[error(
+        "the messages are stored and will be published, only their numbers are not known ({reason}): do not send them again"
+    )]
+    StoredUnnumbered {
+        /// What was in the way.
+        reason: String,
+    },
+    /// Nobody could say whether the messages were stored. Look for them by their ids before sending them again, under
+    /// the same ids: consumers then know a copy.
+    #[error("whether the messages were stored is not known ({reason}): look for their ids before sending them again")]
+    OutcomeUnknown {
+        /// What was in the way.
+        reason: String,
+    },
+    /// The database could not be reached or refused. Nothing was stored.
     #[error("database: {0}")]
     Store(#[from] crate::seam::store::StoreError),
     /// The installed schema does not fit this library.

@@ -1,8 +1,6 @@
 //! Identifiers: what names a message, a stream, a partition, an incarnation.
 //!
-//! Invariants
-//! - A nil stream id never becomes a [`StreamId`]: it is a typed error at the door.
-//! - A partition number is always below the installed count; it is made by [`crate::partition::partition_of`] only.
+//! Invariant: a nil stream id never becomes a [`StreamId`]: it is a typed error at the door.
 
 use uuid::Uuid;
 

@@ -1,4 +1,10 @@
-//! Corelane: a sharded message engine that a service embeds.
+//! Corelane: a sharded message engine that a service embeds: an outbox and an event store in the service's own
+//! Postgres, published in order per stream.
+//!
+//! Begin with [`Config`] and [`Engine::builder`]; declare a [`Message`], hand it to [`Engine::enqueue`] or push
+//! several into a [`UnitOfWork`]; write a [`Transport`], or take [`MemoryTransport`]. The README has an example,
+//! ARCHITECTURE.md the reasons and the words. The modules `batch`, `plan`, `seam::store`, `shard`, `store` and
+//! `runtime` are the engine's inside: public for loadgen, tests and benches, and they change with it.
 
 pub mod batch;
 pub mod config;

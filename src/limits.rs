@@ -32,3 +32,6 @@ pub const DESTINATIONS_OF_MESSAGE_MAX: usize = 64;
 
 /// The largest partition count that can be installed.
 pub const PARTITIONS_MAX: u32 = 65_536;
+
+/// Shortest and longest lease in milliseconds.
+pub const LEASE_TTL_MS: (u64, u64) = (1_000, 600_000);

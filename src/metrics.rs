@@ -1,6 +1,6 @@
 //! Figures of a shard: counters and durations that the shard's thread adds to and anybody may read.
 //!
-//! Invariant: every figure that loadgen, the operators' tool or a metrics exporter shows comes from here.
+//! Invariant: every figure of a shard that loadgen or a metrics exporter shows comes from here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 /// Ten minutes: no call to the database is given longer.
 const HIGHEST_US: u64 = 600_000_000;
 
-/// A number that only its shard writes.
+/// A number that its shard writes. (Threads beside the shards, for large units of work, count panics with shard 0.)
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -67,35 +67,62 @@ impl Durations {
 
 /// One shard's figures. Counts since start unless the name says otherwise.
 #[derive(Debug, Default)]
-#[allow(missing_docs)] // The names say it; the units stand last in them.
 pub struct ShardMetrics {
+    /// Store calls begun, one transaction each.
     pub flushes: Counter,
+    /// Flushes that are tried again: busy server, wrong numbers, no connection.
     pub flush_retries: Counter,
+    /// Messages stored.
     pub rows_stored: Counter,
+    /// Flushes held up because somebody else works in one of their streams.
     pub units_busy: Counter,
+    /// Stored flushes for which the database looked up last numbers.
     pub looked_up_flushes: Counter,
+    /// Pages asked for.
     pub claims: Counter,
+    /// Of these, such without a log row.
     pub claims_empty: Counter,
+    /// How long each claim took.
     pub claim_us: Durations,
+    /// Messages that came by a claim.
     pub rows_claimed: Counter,
+    /// Messages that went from their commit to the lanes without a claim.
     pub rows_from_memory: Counter,
+    /// Runs handed to the transport.
     pub runs: Counter,
+    /// Acknowledged messages, one for each destination.
     pub rows_published: Counter,
+    /// Runs' heads that failed; each parks its lane, or is a dead letter.
     pub publish_failures: Counter,
+    /// Of these, such whose outcome the transport did not tell.
     pub publish_unknown: Counter,
+    /// Lanes put back because the transport was not ready or throttled: no attempt is counted.
     pub not_ready: Counter,
+    /// Lanes that wait for their retry, as of now.
     pub parked_lanes_now: Counter,
+    /// Messages copied beside the log behind a parked head.
     pub spilled_rows: Counter,
+    /// Messages put to the dead letters.
     pub dead_letters: Counter,
+    /// Of these, such whose message somebody had deleted before it was published.
     pub messages_missing: Counter,
+    /// Settlements begun, cursors included.
     pub settles: Counter,
+    /// Outcomes that the database refused for good, each by itself: somebody has to look at the log.
+    pub settles_refused: Counter,
+    /// Settlements with a cursor.
     pub cursors: Counter,
+    /// Settlements refused because another instance had taken over.
     pub fenced: Counter,
+    /// Crashes of the server that the shard noticed.
     pub epochs_changed: Counter,
+    /// Flushes looked up because their connection was lost.
     pub reconnects: Counter,
+    /// Most rows that waited for a flush at once.
     pub ring_rows_max: Counter,
-    pub rows_in_memory_now: Counter,
+    /// Panics of tasks, each caught.
     pub task_panics: Counter,
+    /// CPU time of the shard's thread in microseconds, as of the last look.
     pub cpu_us: Counter,
 }
 

@@ -76,7 +76,7 @@ pub async fn store(
         }));
     }
     for task in tasks {
-        task.await.map_err(|panic| Failure::Usage(format!("storing the backlog ended in a panic: {panic}")))??;
+        task.await.map_err(|panic| Failure::Broken(format!("storing the backlog ended in a panic: {panic}")))??;
     }
     Ok((0..streams).map(|stream| count / streams + u64::from(stream < count % streams)).collect())
 }

@@ -30,7 +30,7 @@ pub enum Command {
     Run(Box<LoadArgs>),
     /// Break things on purpose and compare what a sink in its own process got with what was stored.
     Verify(Box<VerifyArgs>),
-    /// Measure Corelane beside the seed's cycle and the bare insert, alternating, in one run.
+    /// Measure Corelane beside the usual outbox cycle and the bare insert, alternating, in one run.
     Compare(Box<CompareArgs>),
     /// The sink of `verify`, in its own process.
     #[command(hide = true)]
@@ -180,7 +180,7 @@ pub struct CompareArgs {
 /// What Corelane is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Against {
-    /// The seed's cycle: jsonb, row leases, DELETE by id, written set-based.
+    /// The usual outbox cycle: jsonb, row leases, DELETE by id, written set-based.
     SeedCycle,
     /// The same event rows into the same table with only its primary key, and nothing else.
     InsertCeiling,

@@ -118,7 +118,7 @@ pub async fn drive<C: Caller>(callers: Vec<C>, course: Course, tally: &Arc<Tally
                 back.push(caller);
             }
             Ok(Err(error)) => failure = failure.or(Some(error)),
-            Err(panic) => failure = failure.or(Some(Failure::Usage(format!("a caller ended in a panic: {panic}")))),
+            Err(panic) => failure = failure.or(Some(Failure::Broken(format!("a caller ended in a panic: {panic}")))),
         }
     }
     failure.map_or(Ok((back, all)), Err)

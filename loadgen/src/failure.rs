@@ -30,6 +30,12 @@ pub enum Failure {
     /// Something that should have happened in a bounded time did not.
     #[error("{0}")]
     TimedOut(String),
+    /// A part of loadgen itself broke: its report would be worth nothing.
+    #[error("{0}: a defect of loadgen, please report it")]
+    Broken(String),
+    /// It was told to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// The private cluster.
     #[error("{0}")]
     Cluster(String),

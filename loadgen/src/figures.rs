@@ -49,7 +49,8 @@ pub struct Window {
     pub client_cpu_us_per_message: Option<f64>,
 }
 
-/// One value of the configuration and where it came from: `default`, `file`, `environment` or `option`.
+/// One value of the configuration and where it came from: `default`, `file`, `environment` or `program`
+/// (a command-line option is the last).
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct ConfigValue {

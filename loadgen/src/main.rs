@@ -52,7 +52,7 @@ fn start(cli: Cli) -> Result<bool> {
         tokio::select! {
             outcome = dispatch(command) => outcome,
             // Everything on the stack is dropped: the private server ends and its directory goes.
-            _ = interrupted() => Err(Failure::Usage("interrupted".into())),
+            _ = interrupted() => Err(Failure::Interrupted),
         }
     })
 }

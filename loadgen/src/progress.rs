@@ -53,7 +53,7 @@ pub struct Watch {
     stop: tokio::sync::oneshot::Sender<()>,
 }
 
-/// The length of a window: the issue asks for the first ten seconds and the last.
+/// The length of a window: the first ten seconds beside the last ten show a trend.
 const WINDOW: Duration = Duration::from_secs(10);
 
 impl Watch {

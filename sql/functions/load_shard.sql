@@ -1,5 +1,5 @@
 -- load_shard: where a shard starts for partitions it has taken.
--- in: p_incarnation, p_shard, p_partitions
+-- in: p_incarnation, p_partitions (those of one shard)
 -- out: one row a partition (base and cursor: together what is resolved), then one row a parked lane
 -- locks: none. Called in a statement of its own after the take-over committed; being stable it reads the cursors and
 --     the parked rows in that statement's one snapshot

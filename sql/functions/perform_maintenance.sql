@@ -1,5 +1,5 @@
--- perform_maintenance: one bounded step of rotation and trimming. Called every few seconds by any instance; more often
--- does no harm.
+-- perform_maintenance: one bounded step of rotation and trimming. Every instance's keeper calls it, each minute and a
+-- second after a step that truncated or rotated; more often does no harm.
 -- in: p_incarnation: who does it
 -- out: truncated (segments emptied), rotated (writers go to the next segment), blocked_by (pid of one that holds a
 --     segment: a dump, an open enlisted transaction), cursors_trimmed, work_left (something stands in the log: come

@@ -6,4 +6,4 @@ pub mod rows;
 
 pub use names::DestinationId;
 pub use pool::Pool;
-pub use rows::{NewRow, ROW_EVENT, ROW_STREAMLESS, Rows, Span};
+pub use rows::{NewRow, ROW_EVENT, ROW_STREAMLESS, Rows, Span, is_scheduled};

@@ -28,6 +28,9 @@ fn registry() -> &'static Registry {
 }
 
 impl DestinationId {
+    /// Stands where the database has a name that is given no number here: its references are dead letters.
+    pub const UNNAMED: Self = Self(u16::MAX);
+
     /// The number of a name, made on first use. Takes a lock: keep the answer.
     ///
     /// # Errors
@@ -57,7 +60,7 @@ impl DestinationId {
     /// The name. Takes no lock.
     #[must_use]
     pub fn name(self) -> &'static str {
-        registry().names[self.0 as usize].get().map_or("", String::as_str)
+        registry().names.get(self.index()).and_then(OnceLock::get).map_or("", String::as_str)
     }
 
     /// The number itself, for tables indexed by it.

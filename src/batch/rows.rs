@@ -30,6 +30,11 @@ pub const ROW_STREAMLESS: u8 = 2;
 /// A reference whose message is not stored any more: the row has its place and nothing to publish.
 pub const ROW_MISSING: u8 = 4;
 
+/// Bytes of a row in the columns: three ids and a lane, six numbers, the trace context, four spans.
+const ROW_BYTES: usize = 4 * size_of::<Uuid>() + 6 * size_of::<i64>() + size_of::<Trace>() + 4 * size_of::<Span>();
+/// Bytes of a reference in the columns.
+const REFERENCE_BYTES: usize = size_of::<u32>() + size_of::<DestinationId>();
+
 /// One message as the caller gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRow<'a> {
@@ -57,6 +62,12 @@ pub struct NewRow<'a> {
     pub payload: &'a [u8],
     /// When it is due, in microseconds since 1970; 0 for now.
     pub due_unix_us: i64,
+}
+
+/// See [`Rows::is_scheduled`]; for who has the due time alone. A time before 1970 is due at once, as any past one is.
+#[must_use]
+pub const fn is_scheduled(due_unix_us: i64) -> bool {
+    due_unix_us != 0
 }
 
 /// Messages as columns.
@@ -135,6 +146,12 @@ impl Rows {
     #[must_use]
     pub fn len(&self) -> usize {
         self.message_id.len()
+    }
+
+    /// Bytes in memory, about: the arena and the columns. A message without a byte of its own has its row.
+    #[must_use]
+    pub fn bytes_in_memory(&self) -> usize {
+        self.arena.len() + self.len() * ROW_BYTES + self.reference_count() * REFERENCE_BYTES
     }
 
     /// Whether there is no message.
@@ -236,6 +253,23 @@ impl Rows {
         index
     }
 
+    /// Appends a row for a reference whose destination has no number in this process, for this reason.
+    pub fn push_unnamed(&mut self, lane_id: Uuid, partition: u32, version: i64, name: &str, reason: &str) -> usize {
+        let index = self.push_missing(lane_id, partition, version, DestinationId::UNNAMED);
+        self.type_name[index] = self.append(name.as_bytes());
+        self.metadata[index] = self.append(reason.as_bytes());
+        index
+    }
+
+    /// Of a row of [`Rows::push_unnamed`]: the destination's name, and why it has no number.
+    #[must_use]
+    pub fn unnamed(&self, row: usize) -> Option<(&str, &str)> {
+        let reference = self.reference_row.partition_point(|of| (*of as usize) < row);
+        (self.flags[row] & ROW_MISSING != 0
+            && self.reference_destination.get(reference) == Some(&DestinationId::UNNAMED))
+        .then(|| (self.text(self.type_name[row]), self.text(self.metadata[row])))
+    }
+
     /// Appends a copy of another batch's row with its references and numbers.
     pub fn push_copy(&mut self, from: &Self, row: usize) {
         let index = self.message_id.len();
@@ -297,6 +331,13 @@ impl Rows {
     #[must_use]
     pub fn is_missing(&self, row: usize) -> bool {
         self.flags[row] & ROW_MISSING != 0
+    }
+
+    /// Whether the row is scheduled: it has no number and no reference in the log before it is due. Who writes it and
+    /// who publishes it must agree on this, or an acknowledged message is lost; so nobody asks in another way.
+    #[must_use]
+    pub fn is_scheduled(&self, row: usize) -> bool {
+        is_scheduled(self.due_unix_us[row])
     }
 
     /// The row's stream id, if it has one.

@@ -5,7 +5,7 @@
 //! A line reads: `name: type = default, unit, bounds, figure of loadgen's report that moves, reason`.
 
 use super::value::{Bounds, Field, Origin, RuntimeChoice, Value};
-use crate::limits::{NAME_BYTES_MAX, PARTITIONS_MAX, STORE_ROWS_MAX};
+use crate::limits::{LEASE_TTL_MS, NAME_BYTES_MAX, PARTITIONS_MAX, STORE_ROWS_MAX};
 
 /// A key as the table has it.
 #[derive(Clone, Copy, Debug)]
@@ -174,7 +174,7 @@ keys! {
     }
     /// The right to publish.
     lease: Lease {
-        ttl_ms: u64 = 10_000, "ms", whole(1_000, 600_000, "renewed every quarter; a dead owner's work waits for it"),
+        ttl_ms: u64 = 10_000, "ms", whole(LEASE_TTL_MS.0, LEASE_TTL_MS.1, "renewed every quarter; a dead owner's work waits for it"),
             "time to take over",
             "how long a silent process keeps its partitions; judged by the database's clock";
         margin_ms: u64 = 5_000, "ms", whole(500, 300_000, ""), "time to take over",

@@ -1,4 +1,4 @@
-//! Each mistake has one clear error; the README's table is the code's.
+//! Each mistake has one clear error. (That the README's table is the code's, `tests/tidy.rs` says.)
 
 use super::*;
 
@@ -142,19 +142,4 @@ fn every_key_says_unit_and_reason() {
     for key in Config::keys() {
         assert!(!key.unit.is_empty() && !key.reason.is_empty(), "{}", key.name);
     }
-}
-
-/// With `CORELANE_UPDATE_README=1` the section is written instead.
-#[test]
-fn the_readme_shows_the_table_of_keys() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(path).expect("README.md");
-    let (before, rest) = readme.split_once(TABLE_BEGIN).expect("the beginning of the table");
-    let (shown, after) = rest.split_once(TABLE_END).expect("the end of the table");
-    let expected = format!("\n{}", tuning_table());
-    if std::env::var_os("CORELANE_UPDATE_README").is_some() {
-        std::fs::write(path, format!("{before}{TABLE_BEGIN}{expected}{TABLE_END}{after}")).expect("README.md");
-        return;
-    }
-    assert_eq!(shown, expected, "run this test with CORELANE_UPDATE_README=1 to write the table");
 }

@@ -83,10 +83,11 @@ impl Builder {
         if config.database.url.is_empty() {
             return Err(Error::Config("database.url: must be set".to_owned()));
         }
-        let refused = |error: crate::store::connect::TargetError| Error::Config(format!("database.url: {error}"));
+        let refused = |error: crate::store::connect::TargetError| Error::Config(error.to_string());
         let connect_limit = Duration::from_millis(config.database.connect_timeout_ms);
         let target = ConnectTarget::parse(&config.database.url).map_err(refused)?.or_connect_timeout(connect_limit);
-        let schema = SchemaName::new(&config.database.schema)?;
+        let schema = SchemaName::new(&config.database.schema)
+            .map_err(|error| Error::Config(format!("database.schema: {error}")))?;
         let lease_quarter_ms = config.lease.ttl_ms / 4;
         let settings = ConnectPlan::settings(schema.name(), "engine", lease_quarter_ms, lease_quarter_ms);
         let connect = ConnectPlan::new(target, settings).map_err(refused)?;
@@ -112,7 +113,7 @@ impl Builder {
             )
         });
         let bridge = Bridge::start(transport, config.bridge.threads, count * config.publish.in_flight_max, timeout)
-            .map_err(|error| cannot_start("the bridge", &error))?;
+            .map_err(|error| cannot_start("the bridge", error))?;
         let pool = Arc::new(Pool::new(POOL.0, POOL.1));
         let lease = Arc::new(LeaseCell::default());
         let mut handles = Vec::with_capacity(count);
@@ -133,13 +134,13 @@ impl Builder {
                 lease: lease.clone(),
                 metrics: metrics.clone(),
                 pool: pool.clone(),
-                settings: settings_of(&config, index, count),
+                settings: settings_of(&config, index),
                 clock: clock.clone(),
             };
             let plan =
                 ThreadPlan { kind: decision.kind, core, name: format!("corelane-{index}"), metrics: metrics.clone() };
             starting.rings.push(sender.clone());
-            running.push(thread::start(plan, main).map_err(|error| cannot_start("a shard", &error))?);
+            running.push(thread::start(plan, main).map_err(|error| cannot_start("a shard", error))?);
             handles.push(handle(sender, budget, metrics, core, clock));
         }
         let (stop_keeper, stop) = tokio::sync::watch::channel(false);
@@ -165,7 +166,7 @@ impl Builder {
             name: "corelane-lease".to_owned(),
             metrics: Arc::default(),
         };
-        let keeper = thread::start(plan, keeper).map_err(|error| cannot_start("the lease keeper", &error))?;
+        let keeper = thread::start(plan, keeper).map_err(|error| cannot_start("the lease keeper", error))?;
         let router = Router { partitions: config.partitions.count, shards: count as u16 };
         let shared = Arc::new(Shared {
             config,
@@ -186,14 +187,13 @@ impl Builder {
     }
 }
 
-fn cannot_start(what: &str, error: &std::io::Error) -> Error {
-    Error::Config(format!("{what} cannot be started: {error}"))
+fn cannot_start(what: &'static str, error: std::io::Error) -> Error {
+    Error::Thread { what, source: error }
 }
 
-fn settings_of(config: &Config, index: usize, count: usize) -> ShardSettings {
+fn settings_of(config: &Config, index: usize) -> ShardSettings {
     ShardSettings {
         shard: index as u16,
-        shards: count as u16,
         flush_rows_max: config.flush.rows_max,
         flush_bytes_max: config.flush.bytes_max,
         flush_age_us_max: config.flush.age_us_max,
@@ -205,7 +205,6 @@ fn settings_of(config: &Config, index: usize, count: usize) -> ShardSettings {
         lane_streams_max: config.lane.streams_max,
         publish_run_rows_max: config.publish.run_rows_max,
         publish_in_flight_max: config.publish.in_flight_max,
-        publish_timeout_ms: config.publish.timeout_ms,
         retry_base_ms: config.retry.base_ms,
         retry_cap_ms: config.retry.cap_ms,
         retry_attempts_max: config.retry.attempts_max as i32,
@@ -235,7 +234,7 @@ async fn prepare(connect: &ConnectPlan, schema: &SchemaName, config: &Config, mi
     };
     let plan =
         ThreadPlan { kind: RuntimeKind::Tokio, core: None, name: "corelane-check".to_owned(), metrics: Arc::default() };
-    thread::start(plan, main).map_err(|error| cannot_start("the schema check", &error))?;
+    thread::start(plan, main).map_err(|error| cannot_start("the schema check", error))?;
     answered.await.map_err(|_| Error::Store(StoreError::ConnectionLost("the schema check ended early".to_owned())))?
 }
 

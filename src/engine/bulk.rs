@@ -62,9 +62,8 @@ pub(super) async fn commit(engine: &Engine, rows: Arc<Rows>) -> Result<Vec<Recei
         name: "corelane-bulk".to_owned(),
         metrics: engine.shared.shards[0].metrics.clone(),
     };
-    thread::start(plan, main).map_err(|error| {
-        Error::Store(StoreError::ConnectionLost(format!("no thread for a large unit of work: {error}")))
-    })?;
+    thread::start(plan, main)
+        .map_err(|source| Error::Thread { what: "the connection of a large unit of work", source })?;
     answered.await.map_err(|_| super::not_known())?
 }
 
@@ -75,7 +74,7 @@ impl ThreadMain for Commit {
         let connect: Rc<dyn Connect> = Rc::new(self.connect.on(runtime.clone()));
         let door = BulkDoor { connect, runtime, schema: self.schema, call_timeout_ms: self.call_timeout_ms };
         let result = door.store(&self.rows).await;
-        let _ = self.answer.send(result.map_err(Error::Store));
+        let _ = self.answer.send(result);
     }
 }
 
@@ -94,11 +93,13 @@ struct Prepared {
 }
 
 impl<R: Dial> BulkDoor<R> {
-    async fn store(&self, rows: &Rows) -> std::result::Result<Vec<Receipt>, StoreError> {
+    async fn store(&self, rows: &Rows) -> Result<Vec<Receipt>> {
         let mut attempt = 1;
         loop {
             match self.store_once(rows).await {
-                Err(error @ (StoreError::Transient { .. } | StoreError::NumberTaken)) if attempt < ATTEMPTS_MAX => {
+                Err(Error::Store(error @ (StoreError::Transient { .. } | StoreError::NumberTaken)))
+                    if attempt < ATTEMPTS_MAX =>
+                {
                     tracing::debug!(%error, attempt, "a large unit of work: trying again");
                     self.pause_ms(20 * u64::from(attempt) + rand::random_range(0..20)).await;
                     attempt += 1;
@@ -108,7 +109,7 @@ impl<R: Dial> BulkDoor<R> {
         }
     }
 
-    async fn store_once(&self, rows: &Rows) -> std::result::Result<Vec<Receipt>, StoreError> {
+    async fn store_once(&self, rows: &Rows) -> Result<Vec<Receipt>> {
         let client = self.connect.connect().await?;
         let prepared = self.prepare(&client, rows).await?;
         let committed = self.within_deadline(client.batch_execute("commit")).await;
@@ -117,7 +118,7 @@ impl<R: Dial> BulkDoor<R> {
         match committed {
             Ok(()) => Ok(prepared.receipts),
             Err(StoreError::ConnectionLost(why)) => self.look_up(prepared, &why).await,
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -144,20 +145,20 @@ impl<R: Dial> BulkDoor<R> {
     }
 
     /// What became of a COMMIT that had no answer.
-    async fn look_up(&self, prepared: Prepared, why: &str) -> std::result::Result<Vec<Receipt>, StoreError> {
+    async fn look_up(&self, prepared: Prepared, why: &str) -> Result<Vec<Receipt>> {
         for _ in 0..LOOK_UPS {
             match self.status(&prepared).await.as_deref() {
                 Ok("committed") => return Ok(prepared.receipts),
                 Ok("aborted") => {
                     let text = format!("the connection was lost before the commit ({why}): nothing was stored");
-                    return Err(StoreError::Transient { sqlstate: "08007".to_owned(), text });
+                    return Err(StoreError::Transient { sqlstate: "08007".to_owned(), text }.into());
                 }
                 // Still committing, or the server is not back.
                 Ok("in progress") | Err(_) => self.pause_ms(LOOK_UP_PAUSE_MS).await,
                 Ok(_) => break,
             }
         }
-        Err(StoreError::ConnectionLost(format!("{why}; whether the unit of work was stored is not known")))
+        Err(Error::OutcomeUnknown { reason: why.to_owned() })
     }
 
     async fn status(&self, prepared: &Prepared) -> std::result::Result<String, StoreError> {

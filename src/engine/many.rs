@@ -33,8 +33,9 @@ struct Open {
 }
 
 impl Engine {
-    /// Stores independent messages, in as few commits as there are, and answers one outcome a message in the order
-    /// given. Waits while the shards are full.
+    /// Stores independent messages, each a unit of work of its own, and answers one outcome a message in the order
+    /// given. They go to the shards in batches of up to `flush.rows_max` rows and `flush.bytes_max` bytes. Waits while
+    /// the shards are full. Dropping the future does not take back what the shards have.
     pub async fn enqueue_many<M: Enqueue>(&self, messages: impl IntoIterator<Item = M>) -> Vec<Result<Receipt>> {
         let shared = &self.shared;
         let router = shared.router;
@@ -89,8 +90,10 @@ impl Engine {
         }
         let submitted = match self.shared.acquire(shard, count).await {
             Ok(true) => self.shared.submit(shard, batch, count),
-            Ok(false) => Err(self.shared.overloaded(shard)),
-            Err(error) => Err(error),
+            refused => {
+                self.shared.pool.give(batch);
+                Err(refused.err().unwrap_or_else(|| self.shared.overloaded(shard)))
+            }
         };
         match submitted {
             Ok(answer) => outstanding.push_back(Outstanding { answer, places }),

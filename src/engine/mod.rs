@@ -35,7 +35,7 @@ use crate::metrics::ShardMetrics;
 use crate::runtime::budget::Budget;
 use crate::runtime::probe::Decision;
 use crate::runtime::ring::RingSender;
-use crate::seam::store::{HeldPartition, StoreError};
+use crate::seam::store::HeldPartition;
 use crate::shard::{Arrival, Control, Submission, SubmissionReply};
 use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
@@ -101,10 +101,13 @@ impl Engine {
         Builder::new(config)
     }
 
-    /// Stores one message and answers after its commit.
+    /// Stores one message and answers after its commit. Dropping the future does not take the message back once the
+    /// shard has it.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if the shard is full; a limit that the message breaks; what the database said.
+    /// [`Error::Overloaded`] if the shard is full; [`Error::ShutDown`]; a limit that the message breaks; what the
+    /// database said ([`Error::Store`]: nothing was stored), or could not say any more ([`Error::OutcomeUnknown`],
+    /// [`Error::StoredUnnumbered`]).
     pub async fn enqueue<M: Enqueue + ?Sized>(&self, message: &M) -> Result<Receipt> {
         let mut batch = self.shared.pool.take();
         let rows = exclusive(&mut batch);
@@ -116,17 +119,22 @@ impl Engine {
         }
         rows.end_unit();
         let shard = router.shard_of(rows.partition[0]);
-        if !self.shared.try_acquire(shard, 1)? {
-            return Err(self.shared.overloaded(shard));
+        match self.shared.try_acquire(shard, 1) {
+            Ok(true) => {}
+            refused => {
+                self.shared.pool.give(batch);
+                refused?;
+                return Err(self.shared.overloaded(shard));
+            }
         }
         let reply = self.shared.submit(shard, batch, 1)?;
         let mut reply = reply.await.map_err(|_| not_known())?;
-        if let Some((_, error)) = reply.refused.pop() {
-            return Err(error);
-        }
-        let receipt = receipt(&reply.rows, 0);
+        let outcome = match reply.refused.pop() {
+            Some((_, error)) => Err(error),
+            None => Ok(receipt(&reply.rows, 0)),
+        };
         self.shared.pool.give(reply.rows);
-        Ok(receipt)
+        outcome
     }
 
     /// A unit of work: what is pushed into it commits together or not at all.
@@ -230,13 +238,14 @@ impl Shared {
     /// Refuses a further message of a unit of work that has reached `unit.bytes_max`.
     fn refuse_beyond_unit(&self, rows: &Rows, message_id: Uuid) -> Result<()> {
         let bytes_max = self.config.unit.bytes_max;
-        if rows.arena.len() < bytes_max {
+        let bytes = rows.bytes_in_memory();
+        if bytes < bytes_max {
             return Ok(());
         }
         Err(Error::MessageLimit {
             message_id,
             what: "size of its unit of work",
-            value: format!("over {} bytes", rows.arena.len()),
+            value: format!("over {bytes} bytes"),
             allowed: format!("0..={bytes_max} bytes (unit.bytes_max)"),
         })
     }
@@ -259,8 +268,11 @@ impl Shared {
         let handle = &self.shards[shard];
         match handle.ring.push(Arrival::Submission(Submission { rows, reply })) {
             Ok(()) => Ok(answer),
-            Err(_) => {
+            Err(refused) => {
                 handle.budget.release(count);
+                if let Arrival::Submission(Submission { rows, .. }) = refused {
+                    self.pool.give(rows);
+                }
                 self.check_running()?;
                 if handle.ring.is_closed() { Err(Error::ShutDown) } else { Err(self.overloaded(shard)) }
             }
@@ -283,9 +295,7 @@ impl Shared {
 
 /// What is said of messages whose shard ended before it answered.
 fn not_known() -> Error {
-    Error::Store(StoreError::ConnectionLost(
-        "the engine ended before it answered: whether the messages were stored is not known".to_owned(),
-    ))
+    Error::OutcomeUnknown { reason: "the engine ended before it answered".to_owned() }
 }
 
 /// A batch that nobody else holds: the pool gives no other.

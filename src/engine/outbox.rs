@@ -63,8 +63,9 @@ impl Push {
         Ok(self)
     }
 
-    /// Stores them in the caller's transaction. One call takes its streams' locks in ascending order; transactions
-    /// that enlist several streams in several calls can deadlock like any two transactions.
+    /// Stores them in the caller's transaction, by a call to the server for each 4,096. One such call takes its
+    /// streams' locks in ascending order; transactions that enlist several streams in several of them can deadlock
+    /// like any two transactions, and the server ends one with 40P01.
     ///
     /// # Errors
     /// [`Error::Enlist`]: what the database said. The transaction has then failed.

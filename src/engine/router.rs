@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use hashbrown::HashMap;
 use uuid::Uuid;
 
-use crate::batch::{DestinationId, NewRow, Rows};
+use crate::batch::{DestinationId, NewRow, Rows, is_scheduled};
 use crate::error::{Error, Result, bounded_error_text};
 use crate::limits::{DESTINATIONS_OF_MESSAGE_MAX, METADATA_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::message::{Enqueue, Header, PayloadError, json};
@@ -88,7 +88,15 @@ impl Router {
         if wishes.metadata.len() > METADATA_BYTES_MAX {
             return Err(limit("metadata", wishes.metadata.len(), format!("0..={METADATA_BYTES_MAX} bytes")));
         }
-        if header.is_event && wishes.due_unix_us != 0 {
+        if wishes.due_unix_us < 0 {
+            return Err(Error::MessageLimit {
+                message_id,
+                what: "due time",
+                value: format!("{} us since 1970", wishes.due_unix_us),
+                allowed: format!("0..={} us since 1970 (0: at once)", i64::MAX),
+            });
+        }
+        if header.is_event && is_scheduled(wishes.due_unix_us) {
             return Err(Error::ScheduledEvent { message_id });
         }
         let destinations = wishes.destinations.unwrap_or(header.destinations);

@@ -3,7 +3,8 @@
 //! Invariants
 //! - Nothing is stored before [`UnitOfWork::commit`]; after it, all or nothing.
 //! - One that is dropped without a commit stores nothing, is counted, and said once in the log.
-//! - One that is larger than a flush, or has more than 256 streams, goes over a connection of its own, in one transaction.
+//! - One that is larger than a flush, or has more than 256 streams, goes over a connection of its own, in one
+//!   transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,10 +70,12 @@ impl UnitOfWork {
         DROPPED.load(Ordering::Relaxed)
     }
 
-    /// Stores all of it; one receipt a message, in order. Waits while the shard is full.
+    /// Stores all of it; one receipt a message, in order. Waits while the shard is full. Dropping the future does not
+    /// take the unit back once the shard has it.
     ///
     /// # Errors
-    /// What the database said; nothing was stored then, unless the error says that it is not known.
+    /// The engine has ended, or what the database said. Nothing was stored then, unless the error says that it was,
+    /// or that this is not known.
     pub async fn commit(mut self) -> Result<Vec<Receipt>> {
         let Some(mut batch) = self.rows.take() else { return Ok(Vec::new()) };
         let rows = exclusive(&mut batch);
@@ -92,13 +95,21 @@ impl UnitOfWork {
             return Ok(receipts);
         }
         let shard = shared.router.shard_of(rows.partition[0]);
-        if !shared.acquire(shard, count).await? {
-            return Err(shared.overloaded(shard));
+        match shared.acquire(shard, count).await {
+            Ok(true) => {}
+            refused => {
+                shared.pool.give(batch);
+                refused?;
+                return Err(shared.overloaded(shard));
+            }
         }
         let answer = shared.submit(shard, batch, count)?;
         let mut reply = answer.await.map_err(|_| super::not_known())?;
         match reply.refused.pop() {
-            Some((_, error)) => Err(error),
+            Some((_, error)) => {
+                shared.pool.give(reply.rows);
+                Err(error)
+            }
             None => {
                 let receipts = (0..count).map(|row| receipt(&reply.rows, row)).collect();
                 // What lies in partitions of sibling shards is found by their claims.

@@ -73,6 +73,8 @@ pub struct Lane {
     pub copying: u32,
     /// Copies that are acknowledged but whose deletion is not committed yet: until then they can still be read.
     pub deleting: u32,
+    /// It stands still until the lanes are read anew: a message of it could be written nowhere.
+    pub held: bool,
     /// The lane goes away when it is empty (a message without stream).
     pub single: bool,
     /// Messages in it.

@@ -244,7 +244,7 @@ impl Lanes {
     /// number; those that are not copies already are to be copied beside the log.
     pub fn park(&mut self, lane: LaneIndex, attempts: i32, due: Tick, mut each: impl FnMut(i64, Source)) {
         let index = lane.0 as usize;
-        debug_assert_eq!(self.lanes[index].state, LaneState::InFlight);
+        debug_assert!(matches!(self.lanes[index].state, LaneState::InFlight | LaneState::Dying));
         self.lanes[index].state = LaneState::Parked;
         self.lanes[index].attempts = attempts;
         self.lanes[index].due = due;
@@ -271,6 +271,11 @@ impl Lanes {
         if let Some(index) = self.index_of.get(&(lane_id, destination)) {
             self.lanes[*index as usize].deleting -= 1;
         }
+    }
+
+    /// The lane stands still from now on. It is kept beside the log; whoever drains it asks first.
+    pub fn hold(&mut self, lane: LaneIndex) {
+        self.lanes[lane.0 as usize].held = true;
     }
 
     /// A parked lane is being drained: it is no longer waiting for its time, and not yet free.
@@ -322,7 +327,7 @@ impl Lanes {
         }
     }
 
-    /// Hands out every message in the lanes that is not in flight and forgets all lanes.
+    /// Forgets all lanes and every message in them. The bound on lanes stays.
     pub fn clear(&mut self) {
         let streams_max = self.streams_max;
         self.index_of.clear();
@@ -353,6 +358,7 @@ impl Lanes {
             kept_beside: false,
             copying: 0,
             deleting: 0,
+            held: false,
             single: admission.single,
             len: 0,
             head: NONE,

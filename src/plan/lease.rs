@@ -7,6 +7,7 @@
 //!   process's own clock **and** its lease is past by the database's clock. (The early way, by its session
 //!   lock, needs neither; the database decides it.)
 
+use crate::limits::LEASE_TTL_MS as TTL_MS;
 use crate::seam::store::Member;
 use crate::time::Tick;
 
@@ -16,9 +17,6 @@ pub struct LeaseTimes {
     ttl_ms: u64,
     margin_ms: u64,
 }
-
-/// Shortest and longest lease.
-pub const TTL_MS: (u64, u64) = (1_000, 3_600_000);
 
 impl LeaseTimes {
     /// Checks a lease against the transport's time limit.
@@ -130,6 +128,7 @@ mod tests {
     fn figures_that_do_not_fit_are_refused_by_name() {
         for (ttl, margin, timeout, key) in [
             (0, 0, 0, "lease.ttl_ms = 0"),
+            (600_001, 5_000, 4_000, "lease.ttl_ms = 600001"),
             (100_000_000_000, 5_000, 4_000, "lease.ttl_ms = 100000000000"),
             (10_000, 4_999, 4_000, "lease.margin_ms = 4999"),
             (10_000, 5_001, 4_000, "lease.margin_ms = 5001"),

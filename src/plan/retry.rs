@@ -94,9 +94,10 @@ impl Pause {
         }
     }
 
-    /// Something was sent.
-    pub fn sent(&mut self, _now: Tick) {
+    /// Something was sent; whether it is the probe.
+    pub fn sent(&mut self) -> bool {
         self.probe_out = self.pause_ms != 0;
+        self.probe_out
     }
 
     /// It is not ready.
@@ -124,7 +125,8 @@ impl Pause {
         }
     }
 
-    /// The destination answers: it accepted, or refused a message for that message's own fault.
+    /// The destination answers the probe: it accepted, or refused a message for that message's own fault. What a run
+    /// says that was sent before the pause, or that brought it about, does not end it.
     pub fn answered(&mut self) {
         *self = Self::default();
     }
@@ -164,11 +166,11 @@ mod tests {
         pause.not_ready(Tick(5)); // The rest of the run.
         assert_eq!(pause.may_send(Tick(10)), MaySend::At(Tick(100_000)));
         assert_eq!(pause.may_send(Tick(100_000)), MaySend::Probe);
-        pause.sent(Tick(100_000));
+        assert!(pause.sent());
         assert_eq!(pause.may_send(Tick(100_001)), MaySend::At(Tick::NEVER));
         pause.not_ready(Tick(100_001));
         assert_eq!(pause.may_send(Tick(100_002)), MaySend::At(Tick(300_001)));
-        pause.sent(Tick(300_001));
+        assert!(pause.sent());
         pause.answered();
         assert_eq!(pause.may_send(Tick(300_002)), MaySend::Freely);
         pause.throttled(Tick(0), 7_000);

@@ -23,7 +23,10 @@ pub fn usable_cores() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Pins the calling thread to one core. An error where the core is not there or the system cannot pin.
+/// Pins the calling thread to one core.
+///
+/// # Errors
+/// The core is not there, or the system cannot pin.
 pub fn pin_current_thread(core: usize) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {

@@ -62,8 +62,10 @@ pub struct GlommioRuntime {
 }
 
 impl GlommioRuntime {
-    /// Runs `main` on the calling thread until it ends, then ends every task it has spawned. A panic of `main`
-    /// is the inner error; the outer one says why no executor could be made.
+    /// Runs `main` on the calling thread until it ends, then ends every task it has spawned.
+    ///
+    /// # Errors
+    /// The outer one says why no executor could be made; the inner one is a panic of `main`.
     pub fn run<F: Future>(
         metrics: Arc<ShardMetrics>,
         main: impl FnOnce(Self) -> F,

@@ -39,7 +39,10 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// Decides. An error only where glommio was asked for by name and cannot run.
+/// Decides.
+///
+/// # Errors
+/// Only where glommio was asked for by name and cannot run: why, and what to set instead.
 pub fn decide(choice: RuntimeChoice) -> Result<Decision, Error> {
     if choice == RuntimeChoice::Tokio {
         return Ok(Decision { kind: RuntimeKind::Tokio, reason: "shards.runtime = tokio".to_owned() });

@@ -66,8 +66,10 @@ impl<T> Clone for RingSender<T> {
 }
 
 impl<T: Send> RingSender<T> {
-    /// Puts a value in and wakes the shard if it sleeps. Gives the value back if the ring is full or its
-    /// shard is gone ([`RingSender::is_closed`] tells which).
+    /// Puts a value in and wakes the shard if it sleeps.
+    ///
+    /// # Errors
+    /// Gives the value back if the ring is full or its shard is gone ([`RingSender::is_closed`] tells which).
     pub fn push(&self, value: T) -> Result<(), T> {
         if self.shared.closed.load(Ordering::Relaxed) {
             return Err(value);

@@ -42,7 +42,10 @@ pub struct ThreadPlan {
 pub struct RunningThread<T>(JoinHandle<Option<T>>);
 
 impl<T> RunningThread<T> {
-    /// Waits for its end (blocking). A panic of its main function comes back as the error.
+    /// Waits for its end (blocking).
+    ///
+    /// # Errors
+    /// What its main function panicked with.
     pub fn join(self) -> std::thread::Result<T> {
         match self.0.join()? {
             Some(output) => Ok(output),
@@ -58,6 +61,9 @@ impl<T> RunningThread<T> {
 }
 
 /// Starts a thread and returns once its executor runs, or cannot be made.
+///
+/// # Errors
+/// The system gave no thread, or the executor could not be made in it: the system's words.
 pub fn start<M: ThreadMain>(plan: ThreadPlan, main: M) -> io::Result<RunningThread<M::Output>> {
     let (started, starting) = sync_channel(1);
     let thread = std::thread::Builder::new().name(plan.name.clone()).spawn(move || live(plan, main, &started))?;

@@ -34,8 +34,10 @@ pub struct TokioRuntime {
 const SLEEP_STEP_US_MAX: u64 = 3_600_000_000;
 
 impl TokioRuntime {
-    /// Runs `main` on the calling thread until it ends, then ends every task it has spawned. A panic of `main`
-    /// is the inner error; the outer one says why no runtime could be made.
+    /// Runs `main` on the calling thread until it ends, then ends every task it has spawned.
+    ///
+    /// # Errors
+    /// The outer one says why no runtime could be made; the inner one is a panic of `main`.
     pub fn run<F: Future>(
         metrics: Arc<ShardMetrics>,
         main: impl FnOnce(Self) -> F,

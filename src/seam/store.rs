@@ -1,7 +1,8 @@
 //! The Postgres seam: what the shards and the lease keeper ask of the database.
 //!
-//! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Private:
-//! users never see it. One method here = one file in `sql/functions` = its test.
+//! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Not meant for users: it
+//! changes with the engine. One method here = one file in `sql/functions` = its test; two names differ:
+//! `store_outbox_messages` calls `store_shard_messages.sql`, and `load` calls `load_shard.sql`.
 //!
 //! Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
 
@@ -194,6 +195,8 @@ pub struct DeadLetter {
     pub lane_id: Uuid,
     /// Destination.
     pub destination: DestinationId,
+    /// Its name, where this process has no number for it (then `destination` is [`DestinationId::UNNAMED`]).
+    pub unnamed: Option<Box<str>>,
     /// Partition.
     pub partition: u32,
     /// Number.
@@ -208,6 +211,14 @@ pub struct DeadLetter {
     pub error: String,
     /// Whether the text was cut.
     pub error_cut: bool,
+}
+
+impl DeadLetter {
+    /// The destination's name.
+    #[must_use]
+    pub fn destination_name(&self) -> &str {
+        self.unnamed.as_deref().unwrap_or_else(|| self.destination.name())
+    }
 }
 
 /// A reference that was copied beside the log and is now acknowledged.
@@ -418,10 +429,6 @@ pub trait Store: 'static {
     ) -> impl Future<Output = Result<usize, StoreError>>;
 
     /// Reads, in a transaction of its own begun after the take-over committed, where to start.
-    fn load(
-        &self,
-        incarnation: Incarnation,
-        shard: u16,
-        partitions: &[u32],
-    ) -> impl Future<Output = Result<LoadReply, StoreError>>;
+    fn load(&self, incarnation: Incarnation, partitions: &[u32])
+    -> impl Future<Output = Result<LoadReply, StoreError>>;
 }

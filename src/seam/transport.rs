@@ -19,8 +19,8 @@ pub struct TransportLimits {
     pub batch_bytes_max: usize,
     /// Messages of one batch.
     pub batch_rows_max: usize,
-    /// Longest time one `publish` call may take, in milliseconds. The engine drops the call after
-    /// `publish.timeout_ms` and takes what has no outcome as unknown.
+    /// Longest time one `publish` call should take, in milliseconds. The engine does not read it: it drops the call
+    /// after `publish.timeout_ms` and takes what has no outcome as unknown.
     pub timeout_ms: u64,
     /// The transport accepts a batch in order, whole or not at all.
     pub ordered_atomic_batches: bool,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::state::{FlushRecord, State};
 use crate::batch::{DestinationId, Rows};
-use crate::error::FailureReason;
+use crate::error::{FailureReason, bounded_error_text};
 use crate::plan::lanes::{Admission, Admitted, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
@@ -47,6 +47,10 @@ impl State {
                 single,
                 source,
             };
+            if rows.unnamed(row).is_some() {
+                self.bury_missing(&rows, row, destination, source);
+                continue;
+            }
             if rows.is_missing(row) {
                 if self.lanes.pass(&admission) {
                     self.bury_missing(&rows, row, destination, source);
@@ -58,6 +62,7 @@ impl State {
             match self.lanes.admit(&admission) {
                 Admitted::Queued => {}
                 Admitted::Known => self.resolve(source),
+                Admitted::Beside(lane) if self.lanes.lane(lane).held => self.set_aside(source),
                 Admitted::Beside(lane) => {
                     self.metrics.spilled_rows.add(1);
                     self.settle.spill(
@@ -79,21 +84,29 @@ impl State {
         }
     }
 
-    /// A message that is not stored any more can never be published: it goes to the dead letters by itself, whatever
+    /// A message that is not stored any more, or has a destination without a number, can never be published: it goes to the dead letters by itself, whatever
     /// its lane is at, and nothing waits for it.
     pub(super) fn bury_missing(&mut self, rows: &Rows, row: usize, destination: DestinationId, source: Source) {
-        self.metrics.messages_missing.add(1);
+        let unnamed = rows.unnamed(row);
+        let (reason, (error, error_cut)) = match unnamed {
+            Some((_, why)) => (FailureReason::Unknown, bounded_error_text(why)),
+            None => {
+                self.metrics.messages_missing.add(1);
+                (FailureReason::EventStorageFailure, (MISSING.to_owned(), false))
+            }
+        };
         self.settle.bury_missing(
             DeadLetter {
                 lane_id: rows.lane_id[row],
                 destination,
+                unnamed: unnamed.map(|(name, _)| name.into()),
                 partition: rows.partition[row],
                 stream_seq: rows.stream_seq[row],
                 version: rows.version[row],
                 attempts: 0,
-                reason: FailureReason::EventStorageFailure as i16,
-                error: MISSING.to_owned(),
-                error_cut: false,
+                reason: reason as i16,
+                error,
+                error_cut,
             },
             source,
         );
@@ -154,7 +167,7 @@ impl State {
                 while reference < rows.reference_count() && rows.reference_row[reference] as usize == row {
                     reference += 1;
                 }
-                if rows.due_unix_us[row] != 0 || !self.holds(rows.partition[row]) {
+                if rows.is_scheduled(row) || !self.holds(rows.partition[row]) {
                     continue;
                 }
                 let count = (reference - first) as u32;

@@ -104,7 +104,19 @@ impl State {
         self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }
 
+    /// Whether nothing of the lane may be drained: then it is parked, and not looked at again.
+    fn stands_still(&mut self, lane: LaneIndex) -> bool {
+        let held = self.lanes.lane(lane).held;
+        if held {
+            self.lanes.park_again(lane, Tick::NEVER);
+        }
+        held
+    }
+
     fn drained_rows(&mut self, lane: LaneIndex, rows: Rows) {
+        if self.stands_still(lane) {
+            return;
+        }
         if rows.is_empty() {
             if self.lanes.lane(lane).copying == 0 {
                 self.settle.unpark(lane);
@@ -137,11 +149,20 @@ impl State {
     }
 }
 
-/// One line for all of an answer that are not stored any more.
+/// One line for all of an answer that cannot be published, and why.
 fn say_missing(rows: &Rows) {
-    let Some(first) = (0..rows.len()).find(|row| rows.is_missing(*row)) else { return };
+    if let Some((first, (name, why))) = (0..rows.len()).find_map(|row| Some((row, rows.unnamed(row)?))) {
+        tracing::error!(
+            messages = (first..rows.len()).filter(|row| rows.unnamed(*row).is_some()).count(),
+            lane = %rows.lane_id[first],
+            stream_seq = rows.stream_seq[first],
+            "messages to destinations without a number here: dead letters; the first is to {name:.64?}: {why}"
+        );
+    }
+    let is_missing = |row: &usize| rows.is_missing(*row) && rows.unnamed(*row).is_none();
+    let Some(first) = (0..rows.len()).find(is_missing) else { return };
     tracing::error!(
-        messages = (first..rows.len()).filter(|row| rows.is_missing(*row)).count(),
+        messages = (first..rows.len()).filter(is_missing).count(),
         lane = %rows.lane_id[first],
         stream_seq = rows.stream_seq[first],
         "messages to be published are not stored any more: dead letters; this is the first"
@@ -206,13 +227,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
             if let Some(lane) = drain {
+                if self.state.borrow_mut().stands_still(lane) {
+                    continue;
+                }
                 if self.wait_for_deletions(lane) {
                     continue;
                 }
-                if let Err(error) = self.drain_lane(lane).await {
-                    tracing::warn!(%error, "drain: trying again");
-                    not_before = self.runtime.now().plus_us(RETRY_US);
-                }
+                self.drain_lane(lane).await;
                 continue;
             }
             if scheduled_at <= now {
@@ -320,7 +341,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let Some(incarnation) = state.incarnation else { return Ok(()) };
             (incarnation, state.settings.shard, state.held.clone(), state.era)
         };
-        let reply = self.within_deadline(self.store.load(incarnation, shard, &partitions)).await?;
+        let reply = self.within_deadline(self.store.load(incarnation, &partitions)).await?;
         let now = self.runtime.now();
         let mut state = self.state.borrow_mut();
         if state.era != era {
@@ -351,7 +372,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         waits
     }
 
-    async fn drain_lane(&self, lane: LaneIndex) -> Result<(), StoreError> {
+    /// Fetches the next copies of a lane. One that cannot be drained waits by itself: the claim goes on.
+    async fn drain_lane(&self, lane: LaneIndex) {
         let (lane_id, destination, partition, era) = {
             let state = self.state.borrow();
             let of = state.lanes.lane(lane);
@@ -360,19 +382,20 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let rows = self.within_deadline(self.store.claim_parked(lane_id, destination, partition, DRAIN_ROWS_MAX)).await;
         let mut state = self.state.borrow_mut();
         if state.era != era {
-            return Ok(());
+            return;
         }
         match rows {
             Ok(rows) => state.drained_rows(lane, rows),
             Err(error) => {
-                state.drain.push_back(lane);
-                return Err(error);
+                tracing::warn!(%error, %lane_id, "drain: trying again");
+                let due = self.runtime.now().plus_us(RETRY_US);
+                state.lanes.park_again(lane, due);
+                state.parked_due.push(Reverse((due, lane)));
             }
         }
         drop(state);
         self.publish_signal.raise();
         self.settle_signal.raise();
-        Ok(())
     }
 
     async fn release_scheduled(&self) -> Result<usize, StoreError> {

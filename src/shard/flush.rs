@@ -39,8 +39,25 @@ enum Outcome {
     /// A message without stream has the id of one that is stored.
     Duplicate(Uuid),
     Again(StoreError),
-    /// The shard ends before anybody could say whether it was stored.
-    Unknown(StoreError),
+    /// It was looked up, and numbers, or all of it, could not be told.
+    Unknown(Unknown),
+}
+
+/// What a look-up could not tell.
+enum Unknown {
+    /// The numbers; the messages are stored.
+    Numbers,
+    /// Whether it was stored: the shard ends before anybody could say.
+    Outcome(StoreError),
+}
+
+impl Unknown {
+    fn error(&self) -> Error {
+        match self {
+            Self::Numbers => Error::StoredUnnumbered { reason: "the connection was lost at the commit".to_owned() },
+            Self::Outcome(error) => Error::OutcomeUnknown { reason: error.to_string() },
+        }
+    }
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
@@ -139,9 +156,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         self.answered(unit.answer(Some(&|| Error::DuplicateMessage { message_id })));
                     }
                 }
-                Outcome::Unknown(error) => {
+                Outcome::Unknown(unknown) => {
                     for pending in taken {
-                        self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                        self.answered(pending.answer(Some(&|| unknown.error())));
                     }
                 }
                 Outcome::Refused(_) => {
@@ -234,13 +251,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 Ok(Some(stored)) => Ok(StoreReply::Stored(stored)),
                 Ok(None) => Err(StoreError::ConnectionLost(reason)),
                 Err(StoreError::Refused { sqlstate, .. }) if sqlstate == NUMBERS_UNKNOWN => {
-                    let text = "the connection was lost at the commit: the messages are stored, their numbers unknown";
-                    unknown = Some(StoreError::ConnectionLost(text.into()));
+                    unknown = Some(Unknown::Numbers);
                     Err(StoreError::ConnectionLost(reason))
                 }
                 Err(error) => {
-                    let text = format!("{error}; whether the messages were stored is not known");
-                    unknown = Some(StoreError::ConnectionLost(text));
+                    unknown = Some(Unknown::Outcome(error.clone()));
                     Err(error)
                 }
             };

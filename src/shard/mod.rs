@@ -12,6 +12,10 @@ mod pending;
 #[allow(clippy::unwrap_used)]
 mod pending_tests;
 mod publish;
+mod refused;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod refused_tests;
 mod settle;
 mod signal;
 mod state;

@@ -78,7 +78,7 @@ impl FlushColumns {
                 self.partitions.push(partition);
                 last_partition = partition;
             }
-            if rows.due_unix_us[row] != 0 {
+            if rows.is_scheduled(row) {
                 self.row_stream.push(NO_STREAM);
                 continue;
             }

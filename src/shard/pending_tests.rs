@@ -71,10 +71,9 @@ fn pending(rows: Rows) -> (Pending, oneshot::Receiver<SubmissionReply>) {
     (Pending::new(Submission { rows: Arc::new(rows), reply }, Tick(0)), answer)
 }
 
-fn state(rows_max: usize, bytes_max: usize) -> State {
+pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
     let settings = ShardSettings {
         shard: 0,
-        shards: 1,
         flush_rows_max: rows_max,
         flush_bytes_max: bytes_max,
         flush_age_us_max: 0,
@@ -86,7 +85,6 @@ fn state(rows_max: usize, bytes_max: usize) -> State {
         lane_streams_max: 1_000,
         publish_run_rows_max: 100,
         publish_in_flight_max: 2,
-        publish_timeout_ms: 4_000,
         retry_base_ms: 30_000,
         retry_cap_ms: 300_000,
         retry_attempts_max: 10,

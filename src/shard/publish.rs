@@ -19,15 +19,17 @@ use crate::plan::ledger::TransactionIndex;
 use crate::plan::retry::{Retry, Verdict};
 use crate::seam::publisher::{PublishRun, Publisher, RunItem};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{DeadLetter, Drained, Park, Spill, Store};
+use crate::seam::store::{DeadLetter, Drained, Park, Store};
 use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
 
 /// A run that is out, and the slots it was made of.
-struct Sent {
+pub(super) struct Sent {
     run: Box<PublishRun>,
     slots: Vec<SlotIndex>,
     era: u32,
+    /// It is to show whether the destination is back.
+    probe: bool,
 }
 
 struct Failure<'a> {
@@ -82,10 +84,10 @@ impl State {
                 continue;
             }
             self.next_destination = (self.next_destination + step + 1) % count;
-            self.pause_of(destination).sent(now);
+            let probe = self.pause_of(destination).sent();
             self.runs_in_flight += 1;
             self.metrics.runs.add(1);
-            return Ok(Sent { run, slots, era: self.era });
+            return Ok(Sent { run, slots, era: self.era, probe });
         }
         Err(look_again)
     }
@@ -96,11 +98,14 @@ impl State {
         sent.run.items.clear(); // Lets go of the batches first: what is resolved below can then be recycled.
         let destination = sent.run.destination;
         if sent.era != self.era {
-            self.pause_of(destination).silent(now);
+            if sent.probe {
+                self.pause_of(destination).silent(now);
+            }
             return;
         }
         let mut accepted = 0;
         let mut answered = false;
+        let mut asks_for_pause = false;
         let mut at = 0;
         while at < sent.slots.len() {
             let lane = self.lanes.lane_of(sent.slots[at]);
@@ -121,6 +126,7 @@ impl State {
                     }
                     Some(PublishOutcome::NotReady) => {
                         self.metrics.not_ready.add(1);
+                        asks_for_pause = true;
                         self.pause_of(destination).not_ready(now);
                         self.lanes.put_back(lane);
                         blocked = true;
@@ -128,6 +134,7 @@ impl State {
                     }
                     Some(PublishOutcome::Throttled { retry_after_ms }) => {
                         self.metrics.not_ready.add(1);
+                        asks_for_pause = true;
                         self.pause_of(destination).throttled(now, *retry_after_ms);
                         self.lanes.put_back(lane);
                         blocked = true;
@@ -162,6 +169,9 @@ impl State {
             at = end;
         }
         self.metrics.rows_published.add(accepted);
+        if !sent.probe || asks_for_pause {
+            return; // The others of the run do not end the pause that one of them has asked for.
+        }
         if accepted > 0 || answered {
             self.pause_of(destination).answered();
         } else {
@@ -198,6 +208,7 @@ impl State {
                     DeadLetter {
                         lane_id: of.lane_id,
                         destination: of.destination,
+                        unnamed: None,
                         partition: of.partition,
                         stream_seq,
                         version,
@@ -225,21 +236,7 @@ impl State {
                     due_in_ms: i64::try_from(due_in_ms).unwrap_or(i64::MAX),
                 });
                 for (stream_seq, source) in beside {
-                    if source.transaction == TransactionIndex::NONE {
-                        // A copy: it stays where it is.
-                        self.resolve(source);
-                        continue;
-                    }
-                    let version = self.version_of(source);
-                    self.metrics.spilled_rows.add(1);
-                    let spill = Spill {
-                        lane_id: of.lane_id,
-                        destination: of.destination,
-                        partition: of.partition,
-                        stream_seq,
-                        version,
-                    };
-                    self.settle.spill(spill, lane, source);
+                    self.spill_parked(lane, stream_seq, source);
                 }
                 self.parked_due.push(std::cmp::Reverse((due, lane)));
                 self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
@@ -247,7 +244,7 @@ impl State {
         }
     }
 
-    fn version_of(&self, source: Source) -> i64 {
+    pub(super) fn version_of(&self, source: Source) -> i64 {
         let rows = self.rows_of(source.batch);
         rows.version[rows.reference_row[source.reference as usize] as usize]
     }
@@ -287,9 +284,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let next = self.state.borrow_mut().next_run(now, self.lease.deadline(), per_lane, &mut spare);
             let look_again = match next {
                 Ok(sent) => {
-                    let Sent { run, slots, era } = sent;
+                    let Sent { run, slots, era, probe } = sent;
                     let publishing = self.publisher.publish(run);
-                    out.push(async move { Sent { run: publishing.await, slots, era } });
+                    out.push(async move { Sent { run: publishing.await, slots, era, probe } });
                     continue;
                 }
                 Err(at) => at,
@@ -317,3 +314,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

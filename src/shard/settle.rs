@@ -4,18 +4,19 @@
 //! - A message is resolved (for the cursor, and for its memory) only after the transaction that copied it
 //!   beside the log, or buried it, has committed.
 //! - What is sent is idempotent: after a lost connection it is sent again as it was.
+//! - One outcome that the database refuses holds up no other (see `refused`).
 //! - The cursor lists every transaction with an open message; it is written at most every
 //!   `cursor.interval_ms`, and only if something was resolved or passed since the last one.
 
-use futures_util::FutureExt;
-
 use super::Shard;
+use super::refused::concerns_elements;
 use super::state::State;
 use crate::batch::DestinationId;
+use crate::ids::Incarnation;
 use crate::plan::lanes::{LaneIndex, Source};
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{DeadLetter, Drained, Park, SettleReply, SettleRequest, Spill, Store};
+use crate::seam::store::{DeadLetter, Drained, Park, SettleReply, SettleRequest, Spill, Store, StoreError};
 use crate::time::Tick;
 
 /// Elements of one kind in one transaction: bounds its size and its time.
@@ -24,15 +25,16 @@ const KIND_MAX: usize = 1_000;
 /// What waits for the next settlement.
 #[derive(Debug, Default)]
 pub(super) struct SettleQueue {
-    park: Vec<Park>,
-    spill: Vec<(Spill, LaneIndex, Source)>,
-    drained: Vec<(Drained, Source)>,
-    dead: Vec<(DeadLetter, LaneIndex)>,
-    /// Dead letters that were never in a lane: their messages are not stored any more.
-    missing: Vec<(DeadLetter, Source)>,
-    unpark: Vec<LaneIndex>,
+    pub(super) park: Vec<Park>,
+    pub(super) spill: Vec<(Spill, LaneIndex, Source)>,
+    pub(super) drained: Vec<(Drained, Source)>,
+    pub(super) dead: Vec<(DeadLetter, LaneIndex)>,
+    /// Dead letters that are in no lane: their messages are not stored any more, or could not be kept beside the log
+    /// (then with the lane that counts their copy as under way).
+    pub(super) missing: Vec<(DeadLetter, Option<LaneIndex>, Source)>,
+    pub(super) unpark: Vec<LaneIndex>,
     /// Lanes to drain further once what was queued before is committed.
-    drain_next: Vec<LaneIndex>,
+    pub(super) drain_next: Vec<LaneIndex>,
 }
 
 impl SettleQueue {
@@ -53,7 +55,7 @@ impl SettleQueue {
     }
 
     pub(super) fn bury_missing(&mut self, dead: DeadLetter, source: Source) {
-        self.missing.push((dead, source));
+        self.missing.push((dead, None, source));
     }
 
     pub(super) fn unpark(&mut self, lane: LaneIndex) {
@@ -121,7 +123,7 @@ impl State {
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
             drained: taken.drained.iter().map(|(drained, _)| *drained).collect(),
             dead: (taken.dead.iter().map(|(dead, _)| dead.clone()))
-                .chain(taken.missing.iter().map(|(dead, _)| dead.clone()))
+                .chain(taken.missing.iter().map(|(dead, ..)| dead.clone()))
                 .collect(),
             unpark: taken.unpark.iter().map(|lane| self.key_of(*lane)).collect(),
         }
@@ -151,8 +153,11 @@ impl State {
                 tracing::debug!(lane = %dead.lane_id, "dead letter from a parked lane");
             }
         }
-        for (_, source) in taken.missing {
+        for (_, lane, source) in taken.missing {
             self.metrics.dead_letters.add(1);
+            if let Some(lane) = lane {
+                self.lanes.copied(lane, 1);
+            }
             self.resolve(source);
         }
         for (index, lane) in taken.unpark.into_iter().enumerate() {
@@ -217,59 +222,60 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.wait(&self.settle_signal, at).await;
                 continue;
             }
-            let (incarnation, taken, request, era) = {
+            let (incarnation, taken, era) = {
                 let mut state = self.state.borrow_mut();
                 let Some(incarnation) = state.incarnation else { return };
                 let taken = state.settle.take();
-                let request = state.request(&taken, cursor_now);
                 if cursor_now {
                     state.cursor_dirty = false;
                     state.metrics.cursors.add(1);
                     cursor_due = now.plus_us(interval_us);
                 }
-                (incarnation, taken, request, state.era)
-            };
-            if request.only_cursor() && request.cursor.is_none() {
-                // Only lanes to drain further.
-                self.state.borrow_mut().settled(taken, &[], now);
-                self.claim_signal.raise();
-                continue;
-            }
-            {
-                let mut state = self.state.borrow_mut();
-                state.metrics.settles.add(1);
                 state.settling = true;
-            }
-            let mut wait_us = 5_000;
-            let reply = loop {
-                match self.within_deadline(self.store.settle(incarnation, &request)).await {
-                    Ok(reply) => break Some(reply),
-                    Err(error) => {
-                        let (changed, stop_at) = {
-                            let state = self.state.borrow();
-                            (state.era != era, state.stopping)
-                        };
-                        let until = self.runtime.now().plus_us(wait_us);
-                        if changed || stop_at.is_some_and(|at| at <= until) {
-                            break None;
-                        }
-                        tracing::warn!(%error, "settle: trying again");
-                        self.runtime.sleep_until(until).fuse().await;
-                        wait_us = (wait_us * 2).min(1_000_000);
-                    }
-                }
+                (incarnation, taken, state.era)
             };
+            let done = self.settle_all(incarnation, taken, cursor_now, era).await;
+            self.state.borrow_mut().settling = false;
+            if !done {
+                return;
+            }
+            self.publish_signal.raise();
+            self.claim_signal.raise();
+            self.flush_signal.raise();
+        }
+    }
+
+    /// Writes what was taken, whole, or in parts where the database refuses something of it. False if the shard ends.
+    async fn settle_all(&self, incarnation: Incarnation, taken: SettleQueue, with_cursor: bool, era: u32) -> bool {
+        let mut parts = vec![taken];
+        let mut with_cursor = with_cursor;
+        while let Some(mut part) = parts.pop() {
+            let request = {
+                let mut state = self.state.borrow_mut();
+                if state.era != era {
+                    break;
+                }
+                state.set_aside_held(&mut part);
+                let request = state.request(&part, std::mem::take(&mut with_cursor));
+                if request.only_cursor() && request.cursor.is_none() {
+                    // Only lanes to drain further.
+                    state.settled(part, &[], self.runtime.now());
+                    continue;
+                }
+                state.metrics.settles.add(1);
+                request
+            };
+            let reply = self.settle_until_answered(incarnation, &request, era).await;
             let mut state = self.state.borrow_mut();
-            state.settling = false;
             match reply {
-                Some(SettleReply::Settled { epoch, unparked }) => {
+                Some(Ok(SettleReply::Settled { epoch, unparked })) => {
                     // In another life of the server nothing was written, and all of it is dropped.
                     if state.era == era && state.check_epoch(epoch) {
                         let now = self.runtime.now();
-                        state.settled(taken, &unparked, now);
+                        state.settled(part, &unparked, now);
                     }
                 }
-                Some(SettleReply::Fenced) => {
+                Some(Ok(SettleReply::Fenced)) => {
                     state.metrics.fenced.add(1);
                     if state.era == era {
                         tracing::error!(
@@ -281,16 +287,58 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         state.reset();
                     }
                 }
+                Some(Err(error)) if state.era == era => {
+                    // A cursor comes again by itself, in its time.
+                    state.cursor_dirty |= request.cursor.is_some();
+                    if request.only_cursor() {
+                        state.metrics.settles_refused.add(1);
+                        tracing::error!(%error, "settle: the cursor was refused by the database");
+                        state.drain.extend(part.drain_next);
+                    } else if request.cursor.is_some() {
+                        parts.push(part);
+                    } else if part.len() > 1 {
+                        let (first, second) = part.halves();
+                        parts.extend([second, first]);
+                    } else {
+                        parts.extend(state.refused_alone(part, &error, self.runtime.now()));
+                    }
+                }
+                Some(Err(_)) => {}
                 None => {
                     if state.era == era && state.stopping.is_some() {
-                        return;
+                        return false;
                     }
                 }
             }
-            drop(state);
-            self.publish_signal.raise();
-            self.claim_signal.raise();
-            self.flush_signal.raise();
+        }
+        true
+    }
+
+    /// Sends until there is an answer, which a refusal of an element is as well; `None` if nobody waits for it any
+    /// more.
+    async fn settle_until_answered(
+        &self,
+        incarnation: Incarnation,
+        request: &SettleRequest,
+        era: u32,
+    ) -> Option<Result<SettleReply, StoreError>> {
+        let mut wait_us = 5_000;
+        loop {
+            let error = match self.within_deadline(self.store.settle(incarnation, request)).await {
+                Err(error) if !concerns_elements(&error) => error,
+                answer => return Some(answer),
+            };
+            let (changed, stop_at) = {
+                let state = self.state.borrow();
+                (state.era != era, state.stopping)
+            };
+            let until = self.runtime.now().plus_us(wait_us);
+            if changed || stop_at.is_some_and(|at| at <= until) {
+                return None;
+            }
+            tracing::warn!(%error, "settle: trying again");
+            self.runtime.sleep_until(until).await;
+            wait_us = (wait_us * 2).min(1_000_000);
         }
     }
 }

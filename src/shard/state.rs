@@ -1,10 +1,7 @@
-//! What one shard knows, and how messages get into its lanes.
+//! What one shard knows. How messages get into its lanes is told in `admit`.
 //!
 //! Invariants
 //! - Only the shard's own task touches it, and no borrow of it is held across an await.
-//! - A message enters its lane from memory only if everything before it in its stream has been fed
-//!   (`fed_seq + 1 == k`), or nothing foreign can be outstanding; else it waits for the claim, which
-//!   arrives at it in the order of positions.
 //! - A batch stays in memory exactly as long as a reference of it is unresolved.
 //! - `era` changes whenever lanes are dropped; whatever comes back from an older era is ignored.
 
@@ -33,7 +30,6 @@ use crate::time::Tick;
 #[allow(missing_docs)] // Named as the config keys, which say what they are.
 pub struct ShardSettings {
     pub shard: u16,
-    pub shards: u16,
     pub flush_rows_max: usize,
     pub flush_bytes_max: usize,
     pub flush_age_us_max: u64,
@@ -45,7 +41,6 @@ pub struct ShardSettings {
     pub lane_streams_max: usize,
     pub publish_run_rows_max: usize,
     pub publish_in_flight_max: usize,
-    pub publish_timeout_ms: u64,
     pub retry_base_ms: u64,
     pub retry_cap_ms: u64,
     pub retry_attempts_max: i32,
@@ -248,7 +243,8 @@ impl State {
         self.reset();
     }
 
-    /// Drops lanes, numbers and bookkeeping. The claims loop loads again when nothing is in flight.
+    /// Drops lanes, numbers and bookkeeping. The claim loop loads again when nothing is in flight. `met_meanwhile`
+    /// stays: what the claim has met was stored, in whichever era.
     pub(super) fn reset(&mut self) {
         self.era += 1;
         self.loaded = false;

@@ -7,7 +7,7 @@
 //!   new incarnation.
 //! - An orderly stop frees the partitions at once, after the shards have written their cursors.
 //! - A call without an answer within half a lease is given up with its connection: a network that swallows packets
-//!   must not hold up the renewal on a fresh one.
+//!   must not hold up the renewal on a fresh one. (Not yet so for maintenance.)
 //!
 //! - Maintenance has a connection and a time limit of its own, below a step: however slow it is, the next renewal is
 //!   sent in time.

@@ -14,7 +14,7 @@ use bytes::{BufMut, BytesMut};
 use postgres_types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-use crate::batch::{ROW_EVENT, ROW_STREAMLESS, Rows, Span};
+use crate::batch::{ROW_EVENT, ROW_STREAMLESS, Rows, Span, is_scheduled};
 
 /// Microseconds from 1970 to 2000, where Postgres' time begins.
 const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
@@ -240,5 +240,5 @@ impl<'a> Batches<'a> {
 #[must_use]
 pub fn kind(flags: u8, due_unix_us: i64) -> i16 {
     let kind = if flags & ROW_STREAMLESS != 0 { 2 } else { i16::from(flags & ROW_EVENT != 0) };
-    kind + if due_unix_us > 0 { 4 } else { 0 }
+    kind + if is_scheduled(due_unix_us) { 4 } else { 0 }
 }

@@ -57,6 +57,9 @@ struct Plan {
 impl ConnectPlan {
     /// Reads the certificates that the target names. `settings` are session settings by name and value; they
     /// are values to the server, never text of a statement.
+    ///
+    /// # Errors
+    /// [`TargetError::Tls`]: a certificate cannot be read, or TLS is asked for of a build without it.
     pub fn new(target: ConnectTarget, settings: Vec<(String, String)>) -> Result<Self, TargetError> {
         #[cfg(not(feature = "tls"))]
         if !matches!(target.tls_mode, TlsMode::Disable | TlsMode::Prefer) {

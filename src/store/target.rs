@@ -88,6 +88,9 @@ pub struct ConnectTarget {
 
 impl ConnectTarget {
     /// Reads a URL or a `key=value` line.
+    ///
+    /// # Errors
+    /// What in it cannot be read or does not go together. Never quotes the text: it may hold a password.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
         let (rest, own) = take_own_keys(text)?;
         let config: Config = rest.parse().map_err(|error| TargetError::Syntax(hint(&error)))?;
@@ -102,6 +105,9 @@ impl ConnectTarget {
     }
 
     /// From what tokio-postgres has read; its `sslmode` is taken over.
+    ///
+    /// # Errors
+    /// [`TargetError::NoHost`], or [`TargetError::Syntax`] if hosts, addresses and ports do not go together.
     pub fn from_config(config: Config) -> Result<Self, TargetError> {
         let endpoints = endpoints(&config)?;
         let tls_mode = match config.get_ssl_mode() {

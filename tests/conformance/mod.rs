@@ -80,7 +80,7 @@ async fn an_incarnation_takes_everything<S: Store, C: Coordination>(
     let again = keeper.take_partitions(a).await.unwrap().unwrap();
     assert_eq!(again, taken, "nothing was free: nothing changes");
     let held: Vec<u32> = taken.held.iter().map(|held| held.partition).collect();
-    let load = store.load(a, 0, &held).await.unwrap();
+    let load = store.load(a, &held).await.unwrap();
     assert_eq!(load.resolved.len(), held.len());
     assert!(load.resolved.iter().all(|resolved| !resolved.contains(3)) && load.parked.is_empty());
     (a, taken)
@@ -203,7 +203,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
     };
     let reply = store.settle(reader.incarnation, &cursor).await.unwrap();
     assert_eq!(reply, SettleReply::Settled { epoch: flush.epoch, unparked: Vec::new() });
-    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    let load = store.load(reader.incarnation, &reader.held).await.unwrap();
     assert!(load.resolved.iter().all(|resolved| !resolved.contains(1 << 39)), "the cursor was not written");
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     reader.position = claimed.position;
@@ -268,7 +268,7 @@ async fn a_lane_is_parked_and_drained<S: Store>(store: &S, reader: &mut Reader, 
         let reply = store.settle(reader.incarnation, &park).await.unwrap();
         assert!(matches!(reply, SettleReply::Settled { unparked, .. } if unparked.is_empty()));
     }
-    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    let load = store.load(reader.incarnation, &reader.held).await.unwrap();
     assert_eq!(load.parked.len(), 1);
     let parked = &load.parked[0];
     assert_eq!((parked.lane_id, parked.destination, parked.attempts), (lane_id, destination, 2));
@@ -294,7 +294,7 @@ async fn a_lane_is_parked_and_drained<S: Store>(store: &S, reader: &mut Reader, 
             SettleReply::Fenced => panic!("fenced"),
         }
     }
-    assert!(store.load(reader.incarnation, 0, &reader.held).await.unwrap().parked.is_empty());
+    assert!(store.load(reader.incarnation, &reader.held).await.unwrap().parked.is_empty());
 }
 
 async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader, count: u32) {
@@ -309,6 +309,7 @@ async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader,
         dead: vec![DeadLetter {
             lane_id: id(21),
             destination: to("x"),
+            unnamed: None,
             partition,
             stream_seq: 1,
             version: 1,
@@ -324,7 +325,7 @@ async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader,
         let reply = store.settle(reader.incarnation, &request).await.unwrap();
         assert!(matches!(reply, SettleReply::Settled { .. }));
     }
-    let load = store.load(reader.incarnation, 0, &reader.held).await.unwrap();
+    let load = store.load(reader.incarnation, &reader.held).await.unwrap();
     for xid in claimed.logs.iter().map(|log| log.xid) {
         assert!(load.resolved.iter().all(|resolved| resolved.contains(xid)), "the cursor came with it");
     }
@@ -379,7 +380,7 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     let taken = keeper_b.take_partitions(b).await.unwrap().unwrap();
     assert_eq!(taken.held.len(), reader.held.len());
     assert!(taken.held.iter().all(|held| held.fence == 3), "one step to be freed, one to be taken");
-    let load = store.load(b, 0, &reader.held).await.unwrap();
+    let load = store.load(b, &reader.held).await.unwrap();
     for resolved in &load.resolved {
         assert_eq!(resolved.xmax(), reader.position.read.xmax());
     }

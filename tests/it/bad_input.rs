@@ -63,6 +63,38 @@ async fn a_database_that_is_down_or_denies_is_named_without_the_password() {
     assert!(!error.to_string().contains("secret"), "{error}");
 }
 
+#[tokio::test]
+async fn a_wrong_setting_of_the_database_names_its_key_once() {
+    let schema = schema();
+    for (key, value, expected) in [
+        ("database.url", "dbname=none", "database.url names no host"),
+        ("database.url", "host=h sslmode=often", "database.url: sslmode must be"),
+        ("database.schema", "pg_mine", "database.schema: schema \"pg_mine\": the name begins with pg_"),
+    ] {
+        let mut wrong = config(&schema);
+        wrong.set(key, value).unwrap();
+        let error = refused(wrong).await;
+        assert!(matches!(&error, Error::Config(text) if text.starts_with(expected)), "{error:?}");
+        assert_eq!(error.to_string().matches(key).count(), 1, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_unit_of_work_is_bounded_by_its_rows_as_well_as_by_its_bytes() {
+    let schema = schema();
+    let mut small = config(&schema);
+    small.set("unit.bytes_max", "65536").unwrap();
+    let engine = Engine::builder(small).migrate(true).transport(Sink::default().transport()).start().await.unwrap();
+    let mut unit = engine.unit_of_work();
+    // Hardly a byte of their own: what they take is their rows.
+    let refused = (0..1_000).find_map(|_| unit.push(&RawMessage::command("t", b"")).err());
+    let Some(Error::MessageLimit { what, allowed, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!((what, allowed.as_str()), ("size of its unit of work", "0..=65536 bytes (unit.bytes_max)"));
+    let kept = unit.len();
+    assert!((200..500).contains(&kept), "{kept} messages");
+    assert_eq!(unit.commit().await.unwrap().len(), kept);
+}
+
 /// A URL's host and database as a `key=value` line.
 fn keywords(url: &str) -> String {
     let parsed: tokio_postgres::Config = url.parse().expect("url");

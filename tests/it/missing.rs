@@ -1,4 +1,5 @@
-//! A message that somebody has deleted before it was published: it ends in the dead letters, and holds up nothing.
+//! A message that somebody has deleted before it was published, or whose destination cannot be used: it ends in the
+//! dead letters, and holds up nothing.
 
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ async fn an_event_deleted_before_it_was_claimed_is_dead_and_its_stream_goes_on()
     assert!(dead[0].3.starts_with("CL001"), "{}", dead[0].3);
     // Nothing is claimed again: the cursor has passed it.
     let heir = space.owner(1).await;
-    let load = corelane::seam::store::Store::load(&heir.store, heir.incarnation, 0, &heir.held()).await.unwrap();
+    let load = corelane::seam::store::Store::load(&heir.store, heir.incarnation, &heir.held()).await.unwrap();
     let at = heir.held().iter().position(|held| *held == partition_of(stream, PARTITIONS)).unwrap();
     let read = load.resolved[at].clone();
     let claimed = heir.claim(&ReadPosition { read, ..ReadPosition::default() }, &[], 100).await;
@@ -89,4 +90,39 @@ async fn an_event_deleted_while_its_stream_is_parked_is_dead_and_the_rest_is_dra
     assert_eq!((numbers(&sink, stream), kept().await), (vec![1, 3], 0));
     let dead = dead(&client, stream).await;
     assert_eq!(dead.iter().map(|dead| dead.0).collect::<Vec<_>>(), [2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_can_have_no_number_costs_its_own_references_only() {
+    let space = Space::new().await;
+    let client = space.schema.client().await;
+    let (stream, other) = (Uuid::now_v7(), Uuid::now_v7());
+    call(&client, &[event(stream, "1"), event(stream, "2")]).await.unwrap();
+    // As good as the 4,097th name of a process: none is given a number.
+    let long = "n".repeat(300);
+    let renamed = client.execute("update wh_log set destination = array[$1::text]", &[&long]).await.unwrap();
+    assert_eq!(renamed, 1);
+    call(&client, &[event(other, "1"), event(stream, "3")]).await.unwrap();
+    client
+        .execute(
+            "insert into wh_parked (stream_seq, due, lane_id, partition, attempts, reason, error_cut, destination, error)
+             values (1, now(), $1, $2, 1, 0, false, $3, '')",
+            &[&Uuid::now_v7(), &(partition_of(stream, PARTITIONS) as i32), &long],
+        )
+        .await
+        .unwrap();
+    let sink = Sink::default();
+    let engine = start(&space.schema, sink.transport()).await;
+    sink.wait_for(2).await;
+    let count = || async {
+        let sql = "select count(*) from wh_dead_letter where destination = $1 and message_id is not null";
+        client.query_one(sql, &[&long]).await.unwrap().get::<_, i64>(0)
+    };
+    eventually("both are dead letters", Duration::from_secs(20), || async { count().await == 2 }).await;
+    let report = engine.shutdown(Duration::from_secs(10)).await;
+    assert!(report.drained, "{report:?}");
+    assert_eq!((numbers(&sink, stream), numbers(&sink, other)), (vec![3], vec![1]));
+    let dead = dead(&client, stream).await;
+    assert_eq!(dead.iter().map(|dead| (dead.0, dead.1)).collect::<Vec<_>>(), [(1, 99), (2, 99)]);
+    assert!(dead[0].3.contains("1 to 255 bytes"), "{}", dead[0].3);
 }

@@ -103,6 +103,7 @@ async fn tell(owner: &Owner, client: &Client) -> Story {
         dead: vec![DeadLetter {
             lane_id: story.dead,
             destination: there,
+            unnamed: None,
             partition: partition(story.dead),
             stream_seq: 1,
             version: 1,
@@ -141,7 +142,7 @@ async fn goes_on(space: &Space, story: &Story) {
 
     let parked = owner.store.claim_parked(story.parked, destination("somewhere"), 0, 10).await.unwrap();
     assert_eq!(crate::store_kit::payloads(&parked), ["parked 1"]);
-    let load = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap();
+    let load = owner.store.load(owner.incarnation, &owner.held()).await.unwrap();
     assert_eq!(load.parked.iter().map(|lane| (lane.lane_id, lane.attempts)).collect::<Vec<_>>(), [(story.parked, 3)]);
     let dead: i64 = client.query_one("select count(*) from wh_dead_letter", &[]).await.unwrap().get(0);
     assert_eq!(dead, 1);

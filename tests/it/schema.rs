@@ -135,7 +135,7 @@ async fn a_role_with_exactly_the_listed_privileges_can_do_an_engines_work() {
         truncated += owner.coordination.perform_maintenance(owner.incarnation, 10_000).await.unwrap().truncated;
     }
     assert_eq!(truncated, 1);
-    owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap();
+    owner.store.load(owner.incarnation, &owner.held()).await.unwrap();
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
 
     // And nothing else.

@@ -131,12 +131,12 @@ async fn a_clean_end_frees_everything_at_once() {
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
     let taken = heir.coordination.take_partitions(heir.incarnation).await.unwrap().unwrap();
     assert_eq!(taken.held.len(), PARTITIONS as usize);
-    let loaded = heir.store.load(heir.incarnation, 0, &[1]).await.unwrap();
+    let loaded = heir.store.load(heir.incarnation, &[1]).await.unwrap();
     let position = ReadPosition { read: loaded.resolved[0].clone(), ..ReadPosition::default() };
     let mut heir = heir;
     heir.taken = taken;
     assert_eq!(heir.drain(&position, 10).await.0, ["left"]);
-    let lost = owner.store.load(owner.incarnation, 0, &[1]).await;
+    let lost = owner.store.load(owner.incarnation, &[1]).await;
     assert!(lost.is_err(), "a partition that is not owned has no cursor to start from: {lost:?}");
 }
 
@@ -177,7 +177,7 @@ async fn a_crash_of_the_server_begins_a_new_epoch() {
 
     let mut after = None;
     eventually("the store has dialled anew", Duration::from_secs(10), || {
-        let call = owner.store.load(owner.incarnation, 0, &[0]);
+        let call = owner.store.load(owner.incarnation, &[0]);
         async { call.await.is_ok() }
     })
     .await;
@@ -188,21 +188,21 @@ async fn a_crash_of_the_server_begins_a_new_epoch() {
     assert_ne!(after.epoch, before.epoch, "a flush tells");
     let reply = owner.claim(&ReadPosition::default(), &[], 10).await;
     assert_eq!(reply.epoch, after.epoch, "a claim tells the same");
-    assert_eq!(owner.store.load(owner.incarnation, 0, &[0]).await.unwrap().epoch, after.epoch);
+    assert_eq!(owner.store.load(owner.incarnation, &[0]).await.unwrap().epoch, after.epoch);
     assert_eq!(payloads(&reply.rows), ["before", "after"]);
     // A clean restart is the same life: no id is given twice.
     cluster.restart(corelane::private_postgres::StopMode::Fast).unwrap();
     let mut again = None;
     eventually("after the restart", Duration::from_secs(10), || async {
-        owner.store.load(owner.incarnation, 0, &[0]).await.is_ok()
+        owner.store.load(owner.incarnation, &[0]).await.is_ok()
     })
     .await;
-    again.replace(owner.store.load(owner.incarnation, 0, &[0]).await.unwrap().epoch);
+    again.replace(owner.store.load(owner.incarnation, &[0]).await.unwrap().epoch);
     assert_eq!(again, Some(after.epoch));
 }
 
 #[tokio::test]
-async fn two_schemas_of_one_database_do_not_notice_each_other() {
+async fn owners_in_two_schemas_of_one_database_do_not_notice_each_other() {
     let (one, two) = (Space::new().await, Space::new().await);
     let (mut a, mut b) = (one.owner(1).await, two.owner(1).await);
     assert_eq!(a.incarnation.number, b.incarnation.number, "the same key in another class");

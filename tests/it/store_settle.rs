@@ -37,6 +37,7 @@ fn dead(lane_id: Uuid, stream_seq: i64, version: i64) -> DeadLetter {
     DeadLetter {
         lane_id,
         destination: destination("somewhere"),
+        unnamed: None,
         partition: partition(lane_id),
         stream_seq,
         version,
@@ -84,7 +85,7 @@ async fn a_parked_lane_is_kept_beside_the_log_and_drained_by_number() {
     assert_eq!((rows.stream_seq.as_slice(), rows.version.as_slice()), (&[1, 2][..], &[1, 0][..]));
     assert_eq!((rows.stream_id(0), rows.stream_id(1)), (Some(lane), Some(lane)));
 
-    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    let parked = owner.store.load(owner.incarnation, &owner.held()).await.unwrap().parked;
     assert_eq!(parked.len(), 1);
     assert_eq!((parked[0].lane_id, parked[0].attempts), (lane, 1));
     assert!((59_000..=60_000).contains(&parked[0].due_in_ms), "{}", parked[0].due_in_ms);
@@ -96,7 +97,7 @@ async fn a_parked_lane_is_kept_beside_the_log_and_drained_by_number() {
     let request = SettleRequest { drained: vec![drained(lane, 3)], ..request };
     assert_eq!(owner.settled(&request).await, [true]);
     assert_eq!(owner.settled(&request).await, [true], "and gone it stays");
-    assert!(owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked.is_empty());
+    assert!(owner.store.load(owner.incarnation, &owner.held()).await.unwrap().parked.is_empty());
 }
 
 #[tokio::test]
@@ -107,7 +108,7 @@ async fn parking_again_overwrites_and_the_last_of_two_wins() {
     let request =
         SettleRequest { park: vec![park(lane, 1, 1_000), park(lane, 2, 500_000)], ..SettleRequest::default() };
     owner.settled(&request).await;
-    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    let parked = owner.store.load(owner.incarnation, &owner.held()).await.unwrap().parked;
     assert_eq!((parked.len(), parked[0].attempts), (1, 2));
     assert!(parked[0].due_in_ms > 100_000);
 }
@@ -120,13 +121,13 @@ async fn what_is_kept_beside_the_log_never_stands_without_its_lane() {
     owner.store(&[message(lane, "m1"), message(lane, "m2")]).await;
     let request = SettleRequest { spill: vec![spill(lane, 2, 0), spill(lane, 1, 0)], ..SettleRequest::default() };
     owner.settled(&request).await;
-    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    let parked = owner.store.load(owner.incarnation, &owner.held()).await.unwrap().parked;
     assert_eq!((parked.len(), parked[0].lane_id, parked[0].attempts), (1, lane, 0));
     assert!(parked[0].due_in_ms <= 0, "due at once");
     // A row that is there already is not touched by it.
     owner.settled(&SettleRequest { park: vec![park(lane, 4, 60_000)], ..SettleRequest::default() }).await;
     owner.settled(&request).await;
-    let parked = owner.store.load(owner.incarnation, 0, &owner.held()).await.unwrap().parked;
+    let parked = owner.store.load(owner.incarnation, &owner.held()).await.unwrap().parked;
     assert_eq!((parked.len(), parked[0].attempts), (1, 4));
 }
 
@@ -186,14 +187,14 @@ async fn what_is_resolved_is_the_base_and_the_latest_cursor() {
     };
     owner.settled(&cursor("5:9:5")).await;
     owner.settled(&cursor("7:30:7,20")).await;
-    let loaded = owner.store.load(owner.incarnation, 0, &[3, 4]).await.unwrap();
+    let loaded = owner.store.load(owner.incarnation, &[3, 4]).await.unwrap();
     assert_eq!(loaded.resolved.iter().map(ToString::to_string).collect::<Vec<_>>(), ["7:30:7,20", "7:30:7,20"]);
     let client = space.schema.client().await;
     client.batch_execute("update wh_partition set base = '7:15:7,11' where partition = 4").await.unwrap();
-    let loaded = owner.store.load(owner.incarnation, 0, &[3, 4]).await.unwrap();
+    let loaded = owner.store.load(owner.incarnation, &[3, 4]).await.unwrap();
     assert_eq!(loaded.resolved[1].to_string(), "7:30:7,20", "11 is below the cursor's 20, and not listed there");
     client.batch_execute("update wh_partition set base = '20:40:35' where partition = 4").await.unwrap();
-    let loaded = owner.store.load(owner.incarnation, 0, &[4]).await.unwrap();
+    let loaded = owner.store.load(owner.incarnation, &[4]).await.unwrap();
     assert_eq!(loaded.resolved[0].to_string(), "35:40:35", "7 and 20 are in the base");
 }
 
@@ -231,12 +232,12 @@ async fn a_cursor_says_nothing_of_partitions_taken_later() {
     let taken = heir.coordination.take_partitions(heir.incarnation).await.unwrap().unwrap();
     assert!(taken.ownership > heir.taken.ownership);
     let resolved = |loaded: corelane::seam::store::LoadReply| loaded.resolved[0].contains(stored.xid);
-    assert!(!resolved(heir.store.load(heir.incarnation, 0, &[5]).await.unwrap()));
+    assert!(!resolved(heir.store.load(heir.incarnation, &[5]).await.unwrap()));
     // The shard has not heard of it yet and writes another cursor of the same kind.
     heir.settled(&cursor).await;
-    assert!(!resolved(heir.store.load(heir.incarnation, 0, &[5]).await.unwrap()));
+    assert!(!resolved(heir.store.load(heir.incarnation, &[5]).await.unwrap()));
     heir.settled(&SettleRequest { ownership: taken.ownership, ..cursor }).await;
-    assert!(resolved(heir.store.load(heir.incarnation, 0, &[5]).await.unwrap()), "this one was made for it");
+    assert!(resolved(heir.store.load(heir.incarnation, &[5]).await.unwrap()), "this one was made for it");
 }
 
 #[tokio::test]

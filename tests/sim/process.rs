@@ -77,7 +77,7 @@ impl Process {
                 lease: lease.clone(),
                 metrics: Arc::new(ShardMetrics::default()),
                 pool: Arc::new(Pool::new(64, 1 << 20)),
-                settings: ShardSettings { shard, shards: plan.shards, ..plan.settings.clone() },
+                settings: ShardSettings { shard, ..plan.settings.clone() },
             };
             let reports = reports.clone();
             runtime.spawn(async move {

@@ -105,7 +105,6 @@ impl Scenario {
         let times = LeaseTimes::new(4_000, 1_500, publish_timeout_ms).unwrap();
         let settings = ShardSettings {
             shard: 0,
-            shards: self.shards,
             flush_rows_max: self.flush_rows_max,
             flush_bytes_max: 1 << 20,
             flush_age_us_max: 200,
@@ -117,7 +116,6 @@ impl Scenario {
             lane_streams_max: 1_000,
             publish_run_rows_max: 16,
             publish_in_flight_max: 4,
-            publish_timeout_ms,
             retry_base_ms: 40,
             retry_cap_ms: 300,
             retry_attempts_max: 4,
@@ -270,6 +268,11 @@ fn check_told(runtime: &SimRuntime, model: &Model, told: &Told) {
     for message in &told.refused {
         if history.contains_key(message) {
             runtime.fail(format!("P3: {message} was refused, and is stored"));
+        }
+    }
+    for message in &told.unnumbered {
+        if !history.contains_key(message) && !model.is_scheduled(*message) {
+            runtime.fail(format!("P3: {message} was said to be stored, and is not"));
         }
     }
     for message in &told.scheduled {

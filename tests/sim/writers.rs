@@ -36,6 +36,8 @@ pub struct Told {
     /// "Nothing was stored."
     pub refused: Vec<Uuid>,
     pub scheduled: Vec<Uuid>,
+    /// "Stored, but with which numbers is not known."
+    pub unnumbered: Vec<Uuid>,
 }
 
 /// Makes message ids, counting up.
@@ -158,8 +160,8 @@ fn note(answer: Result<corelane::shard::SubmissionReply, futures_channel::onesho
         for row in start..*end as usize {
             let message_id = answer.rows.message_id[row];
             match refused.get(&(unit as u32)) {
-                // Whether it was stored is not known to somebody who was told of a lost connection.
-                Some(Error::Store(corelane::seam::store::StoreError::ConnectionLost(_))) => {}
+                Some(Error::OutcomeUnknown { .. }) => {}
+                Some(Error::StoredUnnumbered { .. }) => told.unnumbered.push(message_id),
                 Some(_) => told.refused.push(message_id),
                 None if answer.rows.due_unix_us[row] != 0 => told.scheduled.push(message_id),
                 None => told.stored.push((message_id, answer.rows.stream_seq[row], answer.rows.version[row])),

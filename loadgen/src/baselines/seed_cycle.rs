@@ -1,5 +1,5 @@
-//! The seed's cycle, written set-based and fairly: store with event store copy, claim by row lease,
-//! complete by DELETE.
+//! The seed's cycle (ARCHITECTURE.md says what the seed is), the usual one of outboxes, set-based and fair: store with
+//! event store copy, claim by row lease, complete by DELETE.
 //!
 //! Invariants
 //! - One statement a batch, one commit; jsonb in and out, as the seed does.
@@ -98,7 +98,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, connections: Connection
     stop.store(true, Ordering::Relaxed);
     let mut findings = Findings::default();
     for claimer in claimers {
-        let found = claimer.await.map_err(|panic| Failure::Usage(format!("a claimer ended in a panic: {panic}")))??;
+        let found =
+            claimer.await.map_err(|panic| Failure::Broken(format!("a claimer ended in a panic: {panic}")))??;
         findings.order_violations += found.order_violations;
     }
     findings.lost = tally.stored().saturating_sub(tally.published());

@@ -98,7 +98,7 @@ pub async fn run(args: EngineArgs) -> Result<()> {
                 println!("quiet");
             }
             "stop" => break,
-            _ => return Err(Failure::Usage(format!("no order of ours: {order}"))),
+            _ => return Err(Failure::Broken(format!("no order of ours: {order}"))),
         }
     }
     quiet.store(true, Ordering::Relaxed);

@@ -63,7 +63,7 @@ impl Process {
         }
         let mut child = command.spawn().map_err(Failure::io("starting a process"))?;
         let (Some(orders), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::Usage("a child without pipes".into()));
+            return Err(Failure::Broken("a child without pipes".into()));
         };
         self.running = Some(Running { child, orders, answers: BufReader::new(answers).lines() });
         Ok(())

@@ -24,7 +24,10 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// Asks and prints; an error if an engine could not start.
+    /// Asks and prints.
+    ///
+    /// # Errors
+    /// Why an engine could not start.
     pub async fn run(&self, runtime: &TokioRuntime) -> Result<(), Error> {
         let decision = probe::decide(RuntimeChoice::Auto)?;
         println!("runtime       {} ({})", decision.kind.name(), decision.reason);

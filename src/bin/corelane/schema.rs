@@ -22,6 +22,9 @@ pub struct Migrate {
 
 impl Migrate {
     /// Does it and says what was done.
+    ///
+    /// # Errors
+    /// Why it was not done. A role that cannot be granted to leaves the schema as migrated.
     pub async fn run(&self, runtime: &TokioRuntime) -> Result<(), Error> {
         let (mut client, schema) = self.place.connect(runtime).await?;
         let migrated = install::migrate(&mut client, &schema, self.partitions).await?;
@@ -56,6 +59,9 @@ pub struct Rebase {
 
 impl Rebase {
     /// Does it and says what was done.
+    ///
+    /// # Errors
+    /// Why it was not done; nothing is changed then.
     pub async fn run(&self, runtime: &TokioRuntime) -> Result<(), Error> {
         let (mut client, schema) = self.place.connect(runtime).await?;
         match rebase::rebase(&mut client, &schema, self.force).await? {

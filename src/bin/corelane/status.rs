@@ -16,6 +16,9 @@ pub struct Status {
 
 impl Status {
     /// Asks and prints.
+    ///
+    /// # Errors
+    /// What the database said.
     pub async fn run(&self, runtime: &TokioRuntime) -> Result<(), Error> {
         let (client, schema) = self.place.connect(runtime).await?;
         let statement = format!("select what, figure, note from {schema}.wh_status()");

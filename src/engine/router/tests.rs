@@ -79,6 +79,26 @@ fn an_event_cannot_be_scheduled_and_a_command_can() {
 }
 
 #[test]
+fn a_due_time_before_1970_is_refused_with_its_value_and_range() {
+    let mut rows = Rows::default();
+    for due_unix_us in [-1, i64::MIN] {
+        let wishes = Wishes { due_unix_us, ..Wishes::new() };
+        for message in [RawMessage::command("t", b""), RawMessage::event("t", b"").stream(Uuid::from_u128(1))] {
+            let error = write(&mut rows, &message.with(wishes)).unwrap_err();
+            assert!(matches!(error, Error::MessageLimit { what: "due time", .. }), "{error}");
+            let expected = format!("due time is {due_unix_us} us since 1970, allowed is 0..=9223372036854775807 us");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+    }
+    assert!(rows.is_empty());
+    for due_unix_us in [1, i64::MAX] {
+        write(&mut rows, &RawMessage::command("t", b"").with(Wishes { due_unix_us, ..Wishes::new() })).unwrap();
+    }
+    write(&mut rows, &RawMessage::command("t", b"")).unwrap();
+    assert_eq!([0, 1, 2].map(|row| rows.is_scheduled(row)), [true, true, false]);
+}
+
+#[test]
 fn a_destination_named_twice_is_one_reference() {
     let mut rows = Rows::default();
     write(&mut rows, &RawMessage::command("t", b"").to(&["a", "b", "a"])).unwrap();

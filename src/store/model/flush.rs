@@ -155,12 +155,7 @@ impl Store for ModelStore {
         self.release_scheduled_call(partitions, rows_max).await
     }
 
-    async fn load(
-        &self,
-        incarnation: crate::ids::Incarnation,
-        _shard: u16,
-        partitions: &[u32],
-    ) -> Result<LoadReply, StoreError> {
+    async fn load(&self, incarnation: crate::ids::Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         self.load_call(incarnation, partitions).await
     }
 }
@@ -264,7 +259,7 @@ async fn write_rows(
     let mut references = Vec::new();
     tx.lock(Key::Segment(segment), false).await?;
     for (index, body) in request.rows.iter().enumerate() {
-        if body.due_unix_us[0] != 0 {
+        if body.is_scheduled(0) {
             let (body, due) = (body.clone(), Tick(body.due_unix_us[0].max(0) as u64));
             tx.effect(move |database| database.schedule(body, due));
             continue;

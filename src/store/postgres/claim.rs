@@ -110,8 +110,11 @@ pub(super) async fn claim_work(
         let log = reply.logs.get_mut(log as usize - 1).ok_or_else(|| malformed("a reference without log row"))?;
         log.reference_count += 1;
         let lane_id = row.try_get(column::LANE_ID)?;
-        let destination = names.get(row.try_get(column::DESTINATION)?)?;
-        push(&mut reply.rows, &row, lane_id, destination)?;
+        let name = row.try_get(column::DESTINATION)?;
+        match names.get(name) {
+            Ok(destination) => push(&mut reply.rows, &row, lane_id, destination)?,
+            Err(why) => push_unnamed(&mut reply.rows, &row, lane_id, name, &why)?,
+        }
     }
     // Rows without references here are answered as well: another writer may have stored messages without a
     // destination, and the shard's remembered numbers are old from then on.
@@ -195,6 +198,15 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
     Ok(())
 }
 
+/// The same for one whose destination has no number here: an outcome of this reference, not of the whole page.
+fn push_unnamed(rows: &mut Rows, row: &Row, lane_id: Uuid, name: &str, why: &str) -> Result<(), StoreError> {
+    let (stream_seq, version) = (row.try_get(0)?, row.try_get(1)?);
+    let index = rows.push_unnamed(lane_id, row.try_get::<_, i32>(8)? as u32, version, name, why);
+    rows.stream_seq[index] = stream_seq;
+    rows.version[index] = version;
+    Ok(())
+}
+
 pub(super) async fn claim_parked(
     connection: &Connection,
     sql: &Sql,
@@ -249,9 +261,18 @@ pub(super) async fn load(
         epoch = Some(Epoch(row.try_get(7)?));
         let partition = row.try_get::<_, i32>(0)? as u32;
         if let Some(lane_id) = row.try_get::<_, Option<Uuid>>(3)? {
+            let name: &str = row.try_get(4)?;
+            let destination = match names.get(name) {
+                Ok(destination) => destination,
+                Err(why) => {
+                    // It stays as it is, for an owner that has a number for it.
+                    tracing::error!(%lane_id, "a parked lane is left alone: destination {name:.64?}: {why}");
+                    continue;
+                }
+            };
             parked.push(ParkedLane {
                 lane_id,
-                destination: names.get(row.try_get(4)?)?,
+                destination,
                 partition,
                 attempts: row.try_get(5)?,
                 due_in_ms: row.try_get(6)?,
@@ -286,12 +307,11 @@ struct NameCache {
 }
 
 impl NameCache {
-    fn get(&mut self, name: &str) -> Result<DestinationId, StoreError> {
+    fn get(&mut self, name: &str) -> Result<DestinationId, String> {
         if let Some(at) = self.names.iter().rposition(|(known, _)| known == name) {
             return Ok(self.names[at].1);
         }
-        let destination = DestinationId::of(name)
-            .map_err(|text| StoreError::Refused { sqlstate: "54000".to_owned(), text: format!("{name:?}: {text}") })?;
+        let destination = DestinationId::of(name)?;
         self.names.push((name.to_owned(), destination));
         Ok(destination)
     }

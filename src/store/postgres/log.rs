@@ -74,7 +74,7 @@ impl LogRows {
         for rows in request.batches {
             for (row, destination) in rows.reference_row.iter().zip(&rows.reference_destination) {
                 let index = *row as usize;
-                if rows.due_unix_us[index] > 0 || !takes(rows.partition[index]) {
+                if rows.is_scheduled(index) || !takes(rows.partition[index]) {
                     continue;
                 }
                 let known = self.dictionary[names_start..].iter().position(|name| name == destination);

@@ -114,7 +114,8 @@ impl Line {
     }
 }
 
-/// A shard's door to Postgres: one connection for what it writes, one for what it reads.
+/// A shard's door to Postgres: one connection for flushes and settlements, one for what it reads. The latter also
+/// writes the scheduled messages whose time has come: a claim may wait for them, a flush must not.
 pub struct PostgresStore {
     writing: Line,
     reading: Line,
@@ -206,7 +207,7 @@ impl Store for PostgresStore {
         call.end(result)
     }
 
-    async fn load(&self, incarnation: Incarnation, _shard: u16, partitions: &[u32]) -> Result<LoadReply, StoreError> {
+    async fn load(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         let (call, _) = self.reading.call().await?;
         let result = claim::load(&call.connection, &self.sql.load, incarnation, partitions).await;
         call.end(result)

@@ -81,7 +81,7 @@ pub(super) async fn settle(
         &int4(drained, |item| item.partition as i32),
         &int8(drained, |item| item.stream_seq),
         &lanes(dead, |item| item.lane_id),
-        &names(dead, |item| item.destination),
+        &of(Type::TEXT, dead, |out, item| put_bytes(out, item.destination_name().as_bytes())),
         &int4(dead, |item| item.partition as i32),
         &int8(dead, |item| item.stream_seq),
         &int8(dead, |item| item.version),

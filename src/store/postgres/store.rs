@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::log::LogRows;
 use super::{Connection, Sql};
-use crate::batch::{Rows, Span};
+use crate::batch::{Rows, Span, is_scheduled};
 use crate::ids::Epoch;
 use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
@@ -101,7 +101,7 @@ pub(super) async fn store(
         Type::TIMESTAMPTZ,
         |rows| &rows.due_unix_us,
         |out, _, due| {
-            if *due > 0 { put_i64(out, columns::postgres_us(*due)) } else { put_null(out) }
+            if is_scheduled(*due) { put_i64(out, columns::postgres_us(*due)) } else { put_null(out) }
         },
     );
     let (destination_end, destinations) = scheduled_destinations(request, scheduled > 0);
@@ -236,7 +236,7 @@ fn scheduled_destinations(request: &StoreRequest<'_>, any: bool) -> (Vec<i32>, V
             let mut references = rows.reference_row.iter().zip(&rows.reference_destination).peekable();
             for row in 0..rows.len() {
                 while let Some((_, destination)) = references.next_if(|(of, _)| **of as usize == row) {
-                    if rows.due_unix_us[row] > 0 {
+                    if rows.is_scheduled(row) {
                         names.push(destination.name());
                     }
                 }
