@@ -6,7 +6,7 @@
 //! - It can park with runnable tasks: if its preempt timer fires between the arming and the first look at the
 //!   queue (the thread was descheduled there), it takes "preempted" for "nothing to run" and sleeps until the next
 //!   event, for ever if none comes. Mended upstream after 0.9.0, not released. So the timer is long, which makes
-//!   that rare, and [`keep_awake`] bounds how long it lasts. Seen with a timer of 1 ms on a loaded machine: one
+//!   that rare, and the keepers below bound how long it lasts. Seen with a timer of 1 ms on a loaded machine: one
 //!   connection in 80 never got its answer.
 //! - A task that is always ready starves all input and output until the preempt timer: [`Runtime::yield_now`]
 //!   goes by way of the reactor.
@@ -44,7 +44,7 @@ use crate::time::{Tick, boot_time};
 /// 64 executors of this depth fit into 8 MiB of locked memory.
 const RING_DEPTH: usize = 128;
 const PREEMPT_TIMER: Duration = Duration::from_millis(100);
-/// Timers of [`keep_awake`]. One loss may swallow one of them, so that all being swallowed needs as many losses in
+/// Timers of `keep_awake`. One loss may swallow one of them, so that all being swallowed needs as many losses in
 /// a row.
 const KEEPERS: u32 = 4;
 /// How often each of them fires while the thread works, and at rest.
