@@ -154,8 +154,10 @@ async fn reborn_xid_with_a_message_is_published() {
         })
         .await;
         let pid: i32 = client.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+        // Not killed itself: when it is gone, the server knows, and lets nobody in until it has recovered.
+        let witness = schema.client().await;
         std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
-        eventually("it is gone", Duration::from_secs(10), async || client.is_closed()).await;
+        eventually("all are gone", Duration::from_secs(10), async || client.is_closed() && witness.is_closed()).await;
         let url = schema.url.clone();
         eventually("the server is back", Duration::from_secs(20), async || {
             tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_ok()

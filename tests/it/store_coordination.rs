@@ -161,9 +161,12 @@ async fn a_crash_of_the_server_begins_a_new_epoch() {
 
     let victim = space.schema.client().await;
     let pid: i32 = victim.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    // Not killed itself: when it is gone, the server knows, and lets nobody in until it has recovered.
+    let witness = space.schema.client().await;
     let kill = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
     assert!(kill.success());
     drop(victim);
+    eventually("the server ends all", Duration::from_secs(10), || async { witness.is_closed() }).await;
     eventually("the server is back", Duration::from_secs(30), || async {
         match tokio_postgres::connect(&space.schema.url, NoTls).await {
             Ok((client, connection)) => {
