@@ -360,6 +360,7 @@ async fn more_streams_than_locks_lock_partitions_instead() {
 async fn many_in_one_call() {
     let space = Space::new().await;
     let client = space.schema.client().await;
+    // The subquery keeps the arrays out of the sort for `distinct`, which since 16 is of whole rows.
     for (rows, streams) in [(4_097, 3), (65_535, 10_000), (65_536, 300), (1_000_000, 10_000)] {
         client.batch_execute("truncate wh_event_store, wh_log, wh_outbox").await.unwrap();
         let row = client
@@ -369,10 +370,11 @@ async fn many_in_one_call() {
                  arrays as (select array_agg(id order by i) as ids, array_agg(stream order by i) as streams, \
                  array_agg(i % 3 > 0 order by i) as events, \
                  array_agg(convert_to(i::text, 'UTF8') order by i) as payloads from made) \
-                 select count(*), count(distinct s.position), bool_and(s.message_id = ids[turn]), max(s.stream_seq) \
+                 select count(*), count(distinct position), bool_and(is_same), max(stream_seq) from ( \
+                 select s.*, s.message_id = ids[turn] as is_same \
                  from arrays, store_outbox_messages(ids, streams, array_fill('t'::text, array[$1]), payloads, events, \
                  array_fill('there'::text, array[$1])) with ordinality \
-                 s(message_id, partition, stream_seq, version, position, turn)",
+                 s(message_id, partition, stream_seq, version, position, turn) offset 0) s",
                 &[&rows, &streams],
             )
             .await
