@@ -13,6 +13,7 @@ begin
     v_alive := found;
     if v_alive then
         perform wh_free_partitions(p_incarnation);
+        perform pg_notify(wh_channel(), 'members');
     end if;
     perform pg_advisory_unlock(l.classid::int4, l.objid::int4)
     from pg_locks l

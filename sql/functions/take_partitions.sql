@@ -1,8 +1,8 @@
--- take_partitions: takes every partition that nobody owns, and answers all that the incarnation holds.
--- in: p_incarnation
+-- take_partitions: takes partitions that nobody owns, and answers all that the incarnation holds.
+-- in: p_incarnation; p_partitions: which to take (null: every one that is free)
 -- out: ownership, partition[] (ascending), fence[]; no row if the incarnation is not alive or its lease is past
 -- locks: its own row, then the rows of free partitions (those that somebody else is taking are left to him)
-create or replace function @schema@.take_partitions(p_incarnation int4)
+create or replace function @schema@.take_partitions(p_incarnation int4, p_partitions int4[] default null)
 returns table (ownership int8, "partition" int4[], fence int8[])
 language plpgsql volatile
 set search_path = @schema@, pg_temp
@@ -20,7 +20,12 @@ begin
     end if;
     update wh_partition p
     set owner = p_incarnation, fence = p.fence + 1, ownership = v_ownership + 1
-    from (select f.partition from wh_partition f where f.owner is null order by f.partition for update skip locked) f
+    from (
+        select f.partition from wh_partition f
+        where f.owner is null and (p_partitions is null or f.partition = any (p_partitions))
+        order by f.partition
+        for update skip locked
+    ) f
     where p.partition = f.partition;
     if found then
         v_ownership := v_ownership + 1;

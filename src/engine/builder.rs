@@ -25,7 +25,7 @@ use crate::runtime::thread::{self, ThreadMain, ThreadPlan};
 use crate::seam::dial::Dial;
 use crate::seam::store::StoreError;
 use crate::seam::transport::Transport;
-use crate::shard::{Arrival, LeaseCell, ShardSettings};
+use crate::shard::{Arrival, LeaseCell, OthersBell, ShardSettings};
 use crate::store::connect::{Connect, ConnectPlan, ConnectTarget};
 use crate::store::install;
 use crate::store::schema_name::SchemaName;
@@ -116,6 +116,7 @@ impl Builder {
             .map_err(|error| cannot_start("the bridge", error))?;
         let pool = Arc::new(Pool::new(POOL.0, POOL.1));
         let lease = Arc::new(LeaseCell::default());
+        let others = Arc::new(OthersBell::default());
         let mut handles = Vec::with_capacity(count);
         let mut running = Vec::with_capacity(count);
         let mut starting = Starting::default();
@@ -132,6 +133,7 @@ impl Builder {
                 ring: receiver,
                 budget: budget.clone(),
                 lease: lease.clone(),
+                others: others.clone(),
                 metrics: metrics.clone(),
                 pool: pool.clone(),
                 settings: settings_of(&config, index),
@@ -157,6 +159,7 @@ impl Builder {
             times,
             owns,
             lease,
+            others: others.clone(),
             shards: handles.iter().map(|shard| (shard.ring.clone(), shard.held.clone())).collect(),
             stop,
         };
@@ -177,6 +180,7 @@ impl Builder {
             pool,
             bulk_turns: tokio::sync::Semaphore::new(super::bulk::UNDER_WAY_MAX),
             runtime: decision,
+            others,
             stopped: tokio::sync::watch::Sender::new(false),
         });
         let threads = Threads { shards: running, keeper, stop_keeper, bridge };

@@ -36,7 +36,7 @@ use crate::runtime::budget::Budget;
 use crate::runtime::probe::Decision;
 use crate::runtime::ring::RingSender;
 use crate::seam::store::HeldPartition;
-use crate::shard::{Arrival, Control, Submission, SubmissionReply};
+use crate::shard::{Arrival, Control, OthersBell, Submission, SubmissionReply};
 use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
 use crate::time::boot_time;
@@ -73,6 +73,8 @@ struct Shared {
     pool: Arc<Pool>,
     bulk_turns: tokio::sync::Semaphore,
     runtime: Decision,
+    /// Rung when something was stored that another process is to publish.
+    others: Arc<OthersBell>,
     stopped: tokio::sync::watch::Sender<bool>,
 }
 
@@ -186,6 +188,9 @@ impl Engine {
         for shard in &self.shared.shards {
             // A full ring is busy anyway; the poll comes by later.
             let _ = shard.ring.push(Arrival::Control(Control::Announce));
+        }
+        if self.partitions_held() < self.shared.config.partitions.count as usize {
+            self.shared.others.ring();
         }
     }
 

@@ -22,9 +22,9 @@ use crate::runtime::thread::{RunningThread, ThreadMain};
 use crate::seam::dial::Dial;
 use crate::seam::store::HeldPartition;
 use crate::shard::tend::{Keeper, Stop};
-use crate::shard::{self, Arrival, Control, LeaseCell, ShardParts, ShardReport, ShardSettings};
+use crate::shard::{self, Arrival, Control, LeaseCell, OthersBell, ShardParts, ShardReport, ShardSettings};
 use crate::store::connect::ConnectPlan;
-use crate::store::postgres::{PostgresCoordination, PostgresStore};
+use crate::store::postgres::{Ear, PostgresCoordination, PostgresStore};
 use crate::store::schema_name::SchemaName;
 use crate::time::Tick;
 
@@ -39,6 +39,7 @@ pub(super) struct ShardMain {
     pub ring: RingReceiver<Arrival>,
     pub budget: Arc<Budget>,
     pub lease: Arc<LeaseCell>,
+    pub others: Arc<OthersBell>,
     pub metrics: Arc<ShardMetrics>,
     pub pool: Arc<Pool>,
     pub settings: ShardSettings,
@@ -59,6 +60,7 @@ impl ThreadMain for ShardMain {
             ring: self.ring,
             budget: self.budget,
             lease: self.lease,
+            others: self.others,
             metrics: self.metrics,
             pool: self.pool,
             settings: self.settings,
@@ -81,6 +83,7 @@ pub(super) struct KeeperMain {
     pub times: LeaseTimes,
     pub owns: bool,
     pub lease: Arc<LeaseCell>,
+    pub others: Arc<OthersBell>,
     pub shards: Vec<(RingSender<Arrival>, HeldView)>,
     pub stop: tokio::sync::watch::Receiver<bool>,
 }
@@ -103,7 +106,8 @@ impl ThreadMain for KeeperMain {
     type Output = ();
 
     async fn run<R: Dial>(self, runtime: R) {
-        let connect = Rc::new(self.connect.on(runtime.clone()));
+        let ear = Ear::default();
+        let connect = Rc::new(self.connect.on(runtime.clone()).on_notification(ear.on_notification()));
         let shards = self.shards;
         let count = shards.len() as u16;
         let tell = move |shard: u16, control: Control| {
@@ -123,13 +127,14 @@ impl ThreadMain for KeeperMain {
         };
         let keeper = Keeper {
             runtime,
-            coordination: PostgresCoordination::new(connect, &self.schema),
+            coordination: PostgresCoordination::new(connect, &self.schema).listening(ear),
             service_name: self.service_name,
             instance_name: self.instance_name,
             shards: count,
             times: self.times,
             owns: self.owns,
             lease: self.lease,
+            others: self.others,
             tell,
         };
         keeper.keep(StopFlag(self.stop)).await;

@@ -314,6 +314,18 @@ impl Lanes {
         self.pop_head(lane.0 as usize)
     }
 
+    /// Every message in a lane, with its partition.
+    pub fn each_message(&self, mut each: impl FnMut(u32, &Source)) {
+        for lane in self.lanes.iter().filter(|lane| lane.used) {
+            let mut slot = lane.head;
+            while slot != NONE {
+                let of = &self.slots[slot as usize];
+                each(lane.partition, &of.source);
+                slot = of.next;
+            }
+        }
+    }
+
     /// Sheds idle lanes when there are more than the bound.
     pub fn shed(&mut self) {
         if self.index_of.len() <= self.streams_max {

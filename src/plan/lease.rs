@@ -96,7 +96,8 @@ mod tests {
     use uuid::Uuid;
 
     fn member(counter: i64, expired: bool) -> Member {
-        Member { incarnation: Incarnation { number: 1, id: Uuid::nil() }, counter, expired, connected: true }
+        let incarnation = Incarnation { number: 1, id: Uuid::nil() };
+        Member { incarnation, counter, expired, connected: true, owns: true, held: 1 }
     }
 
     #[test]

@@ -94,6 +94,17 @@ impl Ledger {
         self.index_of.contains_key(&xid)
     }
 
+    /// The open transactions, and how many references of each are unresolved.
+    pub fn open_transactions(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.index_of.values().map(|index| self.open[*index as usize]).map(|open| (open.xid, open.count))
+    }
+
+    /// The id of an open transaction; `None` for [`TransactionIndex::NONE`].
+    #[must_use]
+    pub fn xid(&self, index: TransactionIndex) -> Option<u64> {
+        self.open.get(index.0 as usize).map(|open| open.xid)
+    }
+
     /// Number of open transactions.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Decisions: synchronous, without I/O, without a clock of their own, and without failure.
 //! Time comes in as an argument; the loops in `shard` do what is decided here.
 
+pub mod assign;
 pub mod cadence;
 pub mod gate;
 mod lane;

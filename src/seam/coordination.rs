@@ -7,7 +7,8 @@ use std::future::Future;
 use uuid::Uuid;
 
 use super::store::StoreError;
-use crate::ids::Incarnation;
+use crate::ids::{Epoch, Incarnation};
+use crate::plan::snapshot::Snapshot;
 
 /// A partition taken, with its fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub struct Taken {
     pub held: Vec<HeldPartition>,
 }
 
-/// Another incarnation that still owns partitions.
+/// Another incarnation that owns partitions, or may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Who.
@@ -47,15 +48,52 @@ pub struct Member {
     pub expired: bool,
     /// Whether its session lock is held. A hint that saves the early try: that asks again.
     pub connected: bool,
+    /// Whether it takes partitions.
+    pub owns: bool,
+    /// How many it has.
+    pub held: u32,
 }
 
 /// Who else owns partitions, and what nobody owns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// Other incarnations that own partitions.
+    /// Other incarnations that own partitions, or may.
     pub others: Vec<Member>,
-    /// Partitions without an owner.
-    pub free_partitions: u32,
+    /// Partitions without an owner, ascending.
+    pub free: Vec<u32>,
+}
+
+/// What others say: hints to look soon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Who owns what has changed, or who may.
+    pub members: bool,
+    /// Messages were stored by somebody else than the owner of their partition.
+    pub work: bool,
+}
+
+/// Who an incarnation is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Its identity, made by the process.
+    pub id: Uuid,
+    /// The service: its instances share the partitions.
+    pub service_name: String,
+    /// The instance, for whoever reads the tables; not an identity.
+    pub instance_name: String,
+    /// Its shards: partition % shards is the one that writes a partition's cursor.
+    pub shards: u16,
+    /// Whether it takes partitions.
+    pub owns: bool,
+}
+
+/// What a shard hands over: partitions of which it publishes nothing any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// The life of the server that `resolved` stems from.
+    pub epoch: Option<Epoch>,
+    /// The partitions, and what is resolved of each: exactly, or `None` where only the last cursor is known.
+    pub partitions: Vec<(u32, Option<Snapshot>)>,
 }
 
 /// The lease keeper's side of the database: its own door, its own connection.
@@ -64,10 +102,7 @@ pub trait Coordination: 'static {
     /// connection lives. Answers it with the installed partition count.
     fn register_instance(
         &self,
-        id: Uuid,
-        service_name: &str,
-        instance_name: &str,
-        shards: u16,
+        registration: &Registration,
         lease_ms: u64,
     ) -> impl Future<Output = Result<(Incarnation, u32), StoreError>>;
 
@@ -75,7 +110,7 @@ pub trait Coordination: 'static {
     fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64)
     -> impl Future<Output = Result<Renewed, StoreError>>;
 
-    /// Other incarnations that own partitions, and how many partitions nobody owns.
+    /// Other incarnations that own partitions or may, and which partitions nobody owns.
     fn members(&self, incarnation: Incarnation) -> impl Future<Output = Result<Members, StoreError>>;
 
     /// Both at once: `None` if this incarnation is dead. One statement where the store can, since it is what an idle
@@ -98,9 +133,41 @@ pub trait Coordination: 'static {
     /// `counter` and its lease is past. Answers whether it was done.
     fn mark_dead(&self, dead: Member, early: bool) -> impl Future<Output = Result<bool, StoreError>>;
 
-    /// Takes every partition that nobody owns, raising its fence; answers the whole set held. `None` if this
-    /// incarnation is dead.
-    fn take_partitions(&self, incarnation: Incarnation) -> impl Future<Output = Result<Option<Taken>, StoreError>>;
+    /// Takes those of the partitions that nobody owns, raising their fences; answers the whole set held. `None` if
+    /// this incarnation is dead.
+    fn take_partitions(
+        &self,
+        incarnation: Incarnation,
+        partitions: &[u32],
+    ) -> impl Future<Output = Result<Option<Taken>, StoreError>>;
+
+    /// Hands partitions over: nobody owns them afterwards, their fences rise, and what is resolved of each is where
+    /// the next owner begins. Waits for flushes and outcomes under way. Answers the incarnation's ownership from then
+    /// on; `None` if it is dead.
+    fn release_partitions(
+        &self,
+        incarnation: Incarnation,
+        release: &Release,
+    ) -> impl Future<Output = Result<Option<i64>, StoreError>>;
+
+    /// Waits until another incarnation's connection ends, by its session lock, on a connection of its own. Answers
+    /// whether it has ended; `false` after `limit_ms` (a statement that waits holds a snapshot: it must not do so for
+    /// long). Where that cannot be seen it never resolves.
+    fn wait_for_end(&self, _member: Member, _limit_ms: u64) -> impl Future<Output = Result<bool, StoreError>> {
+        std::future::pending()
+    }
+
+    /// Says to the others that messages were stored which this incarnation does not publish. A hint: it may be lost.
+    fn announce(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>> {
+        let _ = incarnation;
+        std::future::ready(Ok(()))
+    }
+
+    /// Resolves when others have said something since it last did: hints, which may be lost. Where nobody can be heard
+    /// it never does.
+    fn heard(&self) -> impl Future<Output = Heard> {
+        std::future::pending()
+    }
 
     /// Ends the incarnation: its cursors become the bases of its partitions, which are free at once.
     fn deregister_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>>;

@@ -15,7 +15,9 @@ use crate::batch::{DestinationId, Rows};
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
 
-pub use super::coordination::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, Taken};
+pub use super::coordination::{
+    Coordination, Heard, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, Taken,
+};
 
 /// Why a call to the database did not do what was asked.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -427,6 +429,14 @@ pub trait Store: 'static {
         partitions: &[u32],
         rows_max: usize,
     ) -> impl Future<Output = Result<usize, StoreError>>;
+
+    /// What is resolved of partitions that the incarnation holds, written where the next load of them finds it. Nothing
+    /// is written for one that it does not own, nor of another life of the server.
+    fn keep_resolved(
+        &self,
+        incarnation: Incarnation,
+        kept: &Release,
+    ) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Reads, in a transaction of its own begun after the take-over committed, where to start.
     fn load(&self, incarnation: Incarnation, partitions: &[u32])

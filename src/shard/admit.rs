@@ -151,7 +151,7 @@ impl State {
     ) {
         let full = self.rows_in_memory() >= self.settings.lane_rows_max;
         let fed_by_claim = self.fed_meanwhile.contains(&stored.xid);
-        if !stored.owned || !self.loaded || full || fed_by_claim {
+        if !stored.owned || !self.loaded || full || fed_by_claim || self.is_paused() {
             self.leave_to_claim(stored.xid);
             batches.into_iter().for_each(|rows| self.pool.give(rows));
             return;

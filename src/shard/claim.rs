@@ -225,6 +225,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.wait(&self.claim_signal, at).await;
                 continue;
             }
+            if self.state.borrow().is_claim_paused() {
+                self.wait(&self.claim_signal, Tick::NEVER).await;
+                continue;
+            }
             let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
             if let Some(lane) = drain {
                 if self.state.borrow_mut().stands_still(lane) {
@@ -255,7 +259,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             next_look = next_look.min(scheduled_at);
             let due = {
                 let state = self.state.borrow();
-                if state.reader.page.is_some() || !state.caught_up {
+                if state.reader.page.is_some() || !state.caught_up || state.is_paused() {
                     now
                 } else if state.waiting_rows > 0 {
                     last_claim.plus_us(1_000)
@@ -341,6 +345,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let Some(incarnation) = state.incarnation else { return Ok(()) };
             (incarnation, state.settings.shard, state.held.clone(), state.era)
         };
+        let kept = self.state.borrow().kept();
+        if !kept.partitions.is_empty() {
+            // Before the first cursor of the new set, which begins with what is resolved of all of its partitions.
+            self.within_deadline(self.store.keep_resolved(incarnation, &kept)).await?;
+            self.state.borrow_mut().kept_is_stored(era);
+        }
         let reply = self.within_deadline(self.store.load(incarnation, &partitions)).await?;
         let now = self.runtime.now();
         let mut state = self.state.borrow_mut();

@@ -300,11 +300,15 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
         state.fed_meanwhile.clear();
+        let stored_for_others = columns.partitions.iter().any(|partition| !state.holds(*partition as u32));
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();
         self.claim_signal.raise();
         if matches!(outcome, Outcome::Stored) {
+            if stored_for_others {
+                self.others.ring();
+            }
             let rows: usize = taken.drain(..).map(|pending| pending.answer(None)).sum();
             self.answered(rows);
         }

@@ -6,6 +6,7 @@
 mod admit;
 mod claim;
 mod flush;
+mod handover;
 mod numbering;
 mod pending;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod pending;
 mod pending_tests;
 mod publish;
 mod refused;
+mod regroup;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod refused_tests;
@@ -25,10 +27,13 @@ pub mod tend;
 mod tend_tests;
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+
+use futures_util::task::AtomicWaker;
 
 use crate::batch::{Pool, Rows};
 use crate::error::Error;
@@ -38,7 +43,7 @@ use crate::runtime::budget::Budget;
 use crate::runtime::ring::RingReceiver;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{HeldPartition, Store, StoreError};
+use crate::seam::store::{HeldPartition, Release, Store, StoreError};
 use crate::time::Tick;
 
 pub use state::ShardSettings;
@@ -72,6 +77,13 @@ pub enum Control {
         ownership: i64,
         /// This shard's, ascending.
         held: Vec<HeldPartition>,
+    },
+    /// These partitions are wanted elsewhere: publish what is in flight, write the outcomes, and let them go.
+    Release {
+        /// Some of those held.
+        partitions: Vec<u32>,
+        /// Answered when nothing of them is in flight: what is resolved of each. Dropped if the shard cannot say.
+        reply: futures_channel::oneshot::Sender<Release>,
     },
     /// Messages were stored by somebody else in this process (enlisted): claim soon.
     Announce,
@@ -117,6 +129,35 @@ impl LeaseCell {
     }
 }
 
+/// Rung when this process has stored messages that others are to publish; the lease keeper tells them.
+#[derive(Debug, Default)]
+pub struct OthersBell {
+    rung: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl OthersBell {
+    /// Any thread may ring, as often as it likes.
+    pub fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    /// Resolves when it has been rung since it was last silenced. One waits.
+    pub(crate) async fn rung(&self) {
+        poll_fn(|context| {
+            self.waker.register(context.waker());
+            if self.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    pub(crate) fn silence(&self) {
+        self.rung.store(false, Ordering::Release);
+    }
+}
+
 /// Everything a shard is made of.
 pub struct ShardParts<R, S, P> {
     /// Its thread's executor.
@@ -131,6 +172,8 @@ pub struct ShardParts<R, S, P> {
     pub budget: Arc<Budget>,
     /// Until when it may publish.
     pub lease: Arc<LeaseCell>,
+    /// Rung when it has stored what others are to publish.
+    pub others: Arc<OthersBell>,
     /// Where it counts.
     pub metrics: Arc<ShardMetrics>,
     /// Where its batches come from and go to.
@@ -156,6 +199,7 @@ struct Shard<R, S, P> {
     publisher: P,
     budget: Arc<Budget>,
     lease: Arc<LeaseCell>,
+    others: Arc<OthersBell>,
     state: RefCell<state::State>,
     announced: Cell<bool>,
     call_timeout_us: u64,
@@ -175,6 +219,7 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         publisher: parts.publisher,
         budget: parts.budget,
         lease: parts.lease,
+        others: parts.others,
         state: RefCell::new(state::State::new(parts.settings, parts.metrics, parts.pool)),
         announced: Cell::new(false),
         call_timeout_us,
@@ -231,7 +276,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     self.flush_signal.raise();
                 }
                 Arrival::Control(Control::Partitions { incarnation, ownership, held }) => {
-                    self.state.borrow_mut().set_partitions(incarnation, ownership, &held);
+                    self.state.borrow_mut().change_partitions(incarnation, ownership, held);
+                    self.raise_all();
+                }
+                Arrival::Control(Control::Release { partitions, reply }) => {
+                    self.state.borrow_mut().release_partitions(partitions, reply);
                     self.raise_all();
                 }
                 Arrival::Control(Control::Announce) => {

@@ -47,7 +47,11 @@ impl State {
         per_lane: usize,
         spare: &mut Vec<(Box<PublishRun>, Vec<SlotIndex>)>,
     ) -> Result<Sent, Tick> {
-        if !self.loaded || self.lanes.ready_count() == 0 || self.runs_in_flight >= self.settings.publish_in_flight_max {
+        if !self.loaded
+            || self.is_paused()
+            || self.lanes.ready_count() == 0
+            || self.runs_in_flight >= self.settings.publish_in_flight_max
+        {
             return Err(Tick::NEVER);
         }
         if now >= lease {
@@ -280,6 +284,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             if self.state.borrow().ended {
                 return;
             }
+            let regroup_at = self.regroup();
             let now = self.runtime.now();
             let next = self.state.borrow_mut().next_run(now, self.lease.deadline(), per_lane, &mut spare);
             let look_again = match next {
@@ -289,7 +294,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     out.push(async move { Sent { run: publishing.await, slots, era, probe } });
                     continue;
                 }
-                Err(at) => at,
+                Err(at) => at.min(regroup_at),
             };
             let came_back = {
                 let waiting = std::pin::pin!(self.wait(&self.publish_signal, look_again).fuse());

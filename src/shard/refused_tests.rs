@@ -19,7 +19,7 @@ use crate::runtime::sim::SimRuntime;
 use crate::seam::publisher::{PublishRun, Publisher};
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, LoadReply, Origin, SettleReply, SettleRequest, Store, StoreError, StoreReply,
+    ClaimReply, ClaimRequest, LoadReply, Origin, Release, SettleReply, SettleRequest, Store, StoreError, StoreReply,
     StoreRequest, Stored,
 };
 use crate::seam::transport::{PublishOutcome, TransportLimits};
@@ -49,6 +49,10 @@ impl Store for Door {
 
     async fn find_flush(&self, _: Origin, _: &[Uuid], _: &[u32], _: u64) -> Result<Option<Stored>, StoreError> {
         unreachable!("nothing is stored here")
+    }
+
+    async fn keep_resolved(&self, _: Incarnation, _: &Release) -> Result<(), StoreError> {
+        unreachable!("the partitions stay as they are")
     }
 
     async fn settle(&self, _: Incarnation, request: &SettleRequest) -> Result<SettleReply, StoreError> {
@@ -146,6 +150,7 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         publisher: Nowhere(TransportLimits::default()),
         budget: Arc::new(Budget::default()),
         lease: Arc::new(LeaseCell::default()),
+        others: Arc::default(),
         state: RefCell::new(state),
         announced: Cell::new(false),
         call_timeout_us: 1_000_000,

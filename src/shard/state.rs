@@ -12,6 +12,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::pending::Pending;
+use super::regroup::Regroup;
 use super::settle::SettleQueue;
 use crate::batch::{DestinationId, Pool, Rows};
 use crate::ids::{Epoch, Incarnation};
@@ -124,6 +125,7 @@ pub(super) struct State {
     pub pauses: Vec<(DestinationId, Pause)>,
     pub runs_in_flight: usize,
     pub next_destination: usize,
+    pub regroup: Regroup,
     pub stopping: Option<Tick>,
     pub ended: bool,
 }
@@ -169,6 +171,7 @@ impl State {
             pauses: Vec::new(),
             runs_in_flight: 0,
             next_destination: 0,
+            regroup: Regroup::default(),
             stopping: None,
             ended: false,
         }

@@ -14,19 +14,30 @@
 //!
 //! Cost when idle: a statement every quarter of the lease, and one a minute.
 
+use std::pin::pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::{Either, LocalBoxFuture, select};
 use uuid::Uuid;
 
-use super::{Control, LeaseCell};
+use super::handover::Leaving;
+use super::{Control, LeaseCell, OthersBell};
 use crate::ids::Incarnation;
+use crate::plan::assign::{self, Claimant};
 use crate::plan::lease::{LeaseTimes, Watch};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Coordination, HeldPartition, Member, Renewed, StoreError, Taken};
+use crate::seam::store::{
+    Coordination, Heard, HeldPartition, Member, Members, Registration, Renewed, StoreError,
+};
 use crate::time::Tick;
 
 /// First wait before a failed step is tried again; it doubles up to the usual step.
 const RETRY_MS: u64 = 250;
+/// Looks that others ask for are at least so far apart.
+const HEARD_MS: u64 = 20;
+/// How often the others are told at most that something was stored for them.
+const ANNOUNCE_MS: u64 = 20;
 /// How often maintenance is done while something stands in the log, and when it has failed.
 const MAINTENANCE_MS: u64 = 5_000;
 /// How often it is done when there is nothing to do.
@@ -50,6 +61,8 @@ pub struct Keeper<R, C, F> {
     pub owns: bool,
     /// What the shards read.
     pub lease: Arc<LeaseCell>,
+    /// Rung by the shards when they have stored what others are to publish.
+    pub others: Arc<OthersBell>,
     /// Tells a shard.
     pub tell: F,
 }
@@ -62,19 +75,52 @@ pub trait Stop {
     fn is_stopped(&self) -> bool;
 }
 
+/// What the keeper knows of itself and the others.
+pub(super) struct Standing {
+    pub(super) current: Option<Incarnation>,
+    partition_count: u32,
+    watch: Watch,
+    pub(super) ownership: i64,
+    /// All that this incarnation owns, by the database.
+    pub(super) held: Vec<HeldPartition>,
+    pub(super) leaving: Option<Leaving>,
+    /// Whose end is waited for.
+    neighbour: Option<Member>,
+    /// When the others may be told again.
+    announce_at: Tick,
+}
+
+/// Why the keeper woke.
+enum Woken {
+    Time,
+    Heard(Heard),
+    /// The shards have stored for others.
+    Stored,
+    NeighbourEnded(Result<bool, StoreError>),
+    HandOver,
+}
+
 impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
     /// Runs until stopped; then frees the partitions.
     pub async fn keep(self, stop: impl Stop) {
-        let mut current: Option<Incarnation> = None;
-        let mut watch = Watch::default();
-        let mut ownership = -1;
+        let mut of = Standing {
+            current: None,
+            partition_count: 0,
+            watch: Watch::default(),
+            ownership: -1,
+            held: Vec::new(),
+            leaving: None,
+            neighbour: None,
+            announce_at: Tick(0),
+        };
+        let mut waiting: Option<(Incarnation, LocalBoxFuture<'_, Result<bool, StoreError>>)> = None;
         let mut maintenance_due = self.runtime.now().plus_ms(MAINTENANCE_MS);
         let mut blocked_by = None;
         let mut retry_ms = RETRY_MS;
         loop {
             if stop.is_stopped() {
                 self.lease.end();
-                if let Some(incarnation) = current
+                if let Some(incarnation) = of.current
                     && let Err(error) = self.within_limit(self.coordination.deregister_instance(incarnation)).await
                 {
                     tracing::warn!(%error, "the partitions could not be freed: they are taken over when the lease ends");
@@ -82,7 +128,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 return;
             }
             let begun = self.runtime.now();
-            let step = self.step(&mut current, &mut watch, &mut ownership).await;
+            let step = self.step(&mut of).await;
             let mut pause_ms = self.times.step_ms();
             let mut until = None;
             match step {
@@ -90,7 +136,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     retry_ms = RETRY_MS;
                     // From before the renewal: what maintenance takes is not added to it.
                     until = Some(begun.plus_ms(pause_ms));
-                    if let Some(incarnation) = current
+                    if let Some(incarnation) = of.current
                         && maintenance_due <= self.runtime.now()
                     {
                         maintenance_due = self.maintain(incarnation, &mut blocked_by).await;
@@ -100,11 +146,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     tracing::error!(
                         "this incarnation was declared dead by another instance: standing down, and coming back as a new one"
                     );
-                    self.lease.end();
-                    if let Some(incarnation) = current.take() {
-                        self.distribute(incarnation, &Taken { ownership: -1, held: Vec::new() });
-                    }
-                    ownership = -1;
+                    self.stand_down(&mut of);
                     pause_ms = RETRY_MS;
                 }
                 Err(error) => {
@@ -118,23 +160,107 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
             }
             let until = until.unwrap_or_else(|| self.runtime.now().plus_ms(pause_ms));
-            let sleep = std::pin::pin!(self.runtime.sleep_until(until));
-            let stopped = std::pin::pin!(stop.stopped());
-            futures_util::future::select(sleep, stopped).await;
+            if waiting.as_ref().map(|(who, _)| *who) != of.neighbour.map(|of| of.incarnation) {
+                waiting = of.neighbour.map(|member| {
+                    (member.incarnation, self.coordination.wait_for_end(member, self.times.ttl_ms() / 2).boxed_local())
+                });
+            }
+            let look_again = self.rest(&mut of, &mut waiting, until, &stop).await;
+            // One that others wake all the time still looks no more often than this.
+            self.runtime.sleep_until(begun.plus_ms(look_again)).await;
         }
     }
 
-    /// One look: renew (or register), look at the others, take what is free.
-    async fn step(
-        &self,
-        current: &mut Option<Incarnation>,
-        watch: &mut Watch,
-        ownership: &mut i64,
-    ) -> Result<Step, StoreError> {
+    /// Waits until there is something to look at; answers how long after the last look that may be at the earliest, in
+    /// milliseconds.
+    async fn rest<'a>(
+        &'a self,
+        of: &mut Standing,
+        waiting: &mut Option<(Incarnation, LocalBoxFuture<'a, Result<bool, StoreError>>)>,
+        until: Tick,
+        stop: &impl Stop,
+    ) -> u64 {
+        loop {
+            let woken = {
+                let announce_at = of.announce_at;
+                let sleep = self.runtime.sleep_until(until).map(|()| Woken::Time);
+                let stopped = stop.stopped().map(|()| Woken::Time);
+                let heard = self.coordination.heard().map(Woken::Heard);
+                let ended = async {
+                    match waiting.as_mut() {
+                        Some((_, ended)) => Woken::NeighbourEnded(ended.await),
+                        None => std::future::pending().await,
+                    }
+                };
+                let left = async {
+                    match of.leaving.as_mut() {
+                        Some(leaving) => {
+                            leaving.all_gone().await;
+                            Woken::HandOver
+                        }
+                        None => std::future::pending().await,
+                    }
+                };
+                let stored = async {
+                    self.others.rung().await;
+                    self.runtime.sleep_until(announce_at).await;
+                    Woken::Stored
+                };
+                first_of(first_of(sleep, stopped), first_of(first_of(heard, stored), first_of(ended, left))).await
+            };
+            match woken {
+                Woken::Time => return 0,
+                Woken::Heard(heard) => {
+                    if heard.work {
+                        (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
+                    }
+                    if heard.members {
+                        return HEARD_MS;
+                    }
+                }
+                Woken::Stored => {
+                    self.others.silence();
+                    of.announce_at = self.runtime.now().plus_ms(ANNOUNCE_MS);
+                    if let Some(incarnation) = of.current
+                        && let Err(error) = self.within_limit(self.coordination.announce(incarnation)).await
+                    {
+                        tracing::debug!(%error, "the others were not told: they find it with their next poll");
+                    }
+                }
+                Woken::NeighbourEnded(ended) => {
+                    *waiting = None;
+                    match ended {
+                        Ok(true) => return 0,
+                        // Its time limit; the next look begins another wait.
+                        Ok(false) => {}
+                        Err(error) => tracing::debug!(%error, "the wait for a member's end has ended"),
+                    }
+                }
+                Woken::HandOver => {
+                    if self.hand_over(of).await {
+                        return 0;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing is held any more, and nothing may start.
+    fn stand_down(&self, of: &mut Standing) {
+        self.lease.end();
+        (of.ownership, of.leaving, of.neighbour) = (-1, None, None);
+        of.held.clear();
+        if let Some(incarnation) = of.current.take() {
+            self.distribute(incarnation, of);
+        }
+    }
+
+    /// One look: renew (or register), look at the others, take what is free, give up what is too much.
+    async fn step(&self, of: &mut Standing) -> Result<Step, StoreError> {
         let sent = self.runtime.now();
         let ttl_ms = self.times.ttl_ms();
         let mut seen = None;
-        let incarnation = match *current {
+        let incarnation = match of.current {
             Some(incarnation) if self.owns => {
                 seen = self.within_limit(self.coordination.renew_and_look(incarnation, ttl_ms)).await?;
                 if seen.is_none() {
@@ -150,19 +276,19 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 incarnation
             }
             None => {
-                let (incarnation, _) = self
-                    .within_limit(self.coordination.register_instance(
-                        Uuid::new_v4(),
-                        &self.service_name,
-                        &self.instance_name,
-                        self.shards,
-                        self.times.ttl_ms(),
-                    ))
-                    .await?;
+                let registration = Registration {
+                    id: Uuid::new_v4(),
+                    service_name: self.service_name.clone(),
+                    instance_name: self.instance_name.clone(),
+                    shards: self.shards,
+                    owns: self.owns,
+                };
+                let (incarnation, partition_count) =
+                    self.within_limit(self.coordination.register_instance(&registration, ttl_ms)).await?;
                 tracing::info!(incarnation = incarnation.number, id = %incarnation.id, "registered");
+                (of.current, of.partition_count) = (Some(incarnation), partition_count);
                 // The shards may store from here on.
-                self.distribute(incarnation, &Taken { ownership: -1, held: Vec::new() });
-                *current = Some(incarnation);
+                self.distribute(incarnation, of);
                 incarnation
             }
         };
@@ -170,15 +296,50 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         if !self.owns {
             return Ok(Step::Alive);
         }
-        let members = match seen {
+        let mut members = match seen {
             Some(members) => members,
             None => self.within_limit(self.coordination.members(incarnation)).await?,
         };
-        let mut freed = members.free_partitions > 0 || *ownership < 0;
+        if self.mark_dead(&mut of.watch, &members).await? {
+            members = self.within_limit(self.coordination.members(incarnation)).await?;
+        }
+        of.neighbour = neighbour(incarnation, &members);
+        let others = members.others.iter().filter(|member| member.owns && !member.expired);
+        let mut claimants: Vec<Claimant> =
+            others.map(|member| Claimant { id: member.incarnation.id, held: member.held }).collect();
+        claimants.push(Claimant { id: incarnation.id, held: of.held.len() as u32 });
+        let held: Vec<u32> = of.held.iter().map(|held| held.partition).collect();
+        let moves = assign::moves(of.partition_count, &claimants, incarnation.id, &held, &members.free);
+        if of.ownership < 0 || !moves.take.is_empty() {
+            match self.within_limit(self.coordination.take_partitions(incarnation, &moves.take)).await? {
+                None => return Ok(Step::Dead),
+                Some(taken) => {
+                    if taken.ownership != of.ownership {
+                        (of.ownership, of.held) = (taken.ownership, taken.held);
+                        tracing::info!(
+                            incarnation = incarnation.number,
+                            partitions = of.held.len(),
+                            members = claimants.len(),
+                            "partitions held"
+                        );
+                        self.distribute(incarnation, of);
+                    }
+                }
+            }
+        }
+        if !moves.give_up.is_empty() && of.leaving.is_none() {
+            self.begin_hand_over(of, moves.give_up);
+        }
+        Ok(Step::Alive)
+    }
+
+    /// Ends members whose connection or lease has ended; answers whether any was.
+    async fn mark_dead(&self, watch: &mut Watch, members: &Members) -> Result<bool, StoreError> {
+        let mut any = false;
         for member in members.others.iter().filter(|member| !member.connected) {
             if self.within_limit(self.coordination.mark_dead(*member, true)).await? {
                 tracing::warn!(incarnation = member.incarnation.number, "declared dead: its connection has ended");
-                freed = true;
+                any = true;
             }
         }
         let mut late: Vec<Member> = Vec::new();
@@ -186,29 +347,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         for member in late {
             if self.within_limit(self.coordination.mark_dead(member, false)).await? {
                 tracing::warn!(incarnation = member.incarnation.number, "declared dead: its lease is over");
-                freed = true;
+                any = true;
             }
         }
-        if freed {
-            match self.within_limit(self.coordination.take_partitions(incarnation)).await? {
-                None => return Ok(Step::Dead),
-                Some(taken) => {
-                    if taken.ownership != *ownership || *ownership < 0 {
-                        *ownership = taken.ownership;
-                        tracing::info!(
-                            incarnation = incarnation.number,
-                            partitions = taken.held.len(),
-                            "partitions held"
-                        );
-                        self.distribute(incarnation, &taken);
-                    }
-                }
-            }
-        }
-        Ok(Step::Alive)
+        Ok(any)
     }
 
-    async fn within_limit<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    pub(super) async fn within_limit<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         self.within_ms(self.times.ttl_ms() / 2, call).await
     }
 
@@ -257,16 +402,29 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         }
     }
 
-    fn distribute(&self, incarnation: Incarnation, taken: &Taken) {
+    /// Tells each shard what it holds: what is owned, less what is leaving.
+    pub(super) fn distribute(&self, incarnation: Incarnation, of: &Standing) {
+        let stays = |held: &HeldPartition| !of.leaving.as_ref().is_some_and(|leaving| leaving.holds(held.partition));
         for shard in 0..self.shards {
-            let held: Vec<HeldPartition> = taken
-                .held
-                .iter()
-                .copied()
-                .filter(|held| held.partition % u32::from(self.shards) == u32::from(shard))
-                .collect();
-            (self.tell)(shard, Control::Partitions { incarnation, ownership: taken.ownership, held });
+            let is_of = |held: &HeldPartition| held.partition % u32::from(self.shards) == u32::from(shard);
+            let held = of.held.iter().copied().filter(|held| is_of(held) && stays(held)).collect();
+            (self.tell)(shard, Control::Partitions { incarnation, ownership: of.ownership, held });
         }
+    }
+}
+
+/// The member whose end this one waits for: the next by number, in a ring, so that each is waited for by one.
+fn neighbour(incarnation: Incarnation, members: &Members) -> Option<Member> {
+    let candidates = || members.others.iter().filter(|member| member.connected && (member.owns || member.held > 0));
+    let after = candidates().filter(|member| member.incarnation.number > incarnation.number);
+    let next = after.min_by_key(|member| member.incarnation.number);
+    next.or_else(|| candidates().min_by_key(|member| member.incarnation.number)).copied()
+}
+
+/// What the first of two futures resolves to.
+async fn first_of<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
+    match select(pin!(a), pin!(b)).await {
+        Either::Left((first, _)) | Either::Right((first, _)) => first,
     }
 }
 

@@ -4,7 +4,8 @@
 //! Words: `lose` (every call fails with its connection), `hang` (no call is answered), `refuse` (every call fails for
 //! now), `well`, `kill` (this incarnation is dead), `member N` (another one: connected, its lease running), `cut N` (its
 //! connection ends), `log` / `empty` (something stands in the log, or not), `steps N` (so many steps of maintenance get
-//! on), `stuck` (maintenance is not answered), `still N` (it renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
+//! on), `peer N` (another one that takes partitions), `heard` (others say that something has changed), `gone N` (its
+//! session lock is free), `let` (the shards let go what they were asked for), `cannot` (they cannot), `stuck` (maintenance is not answered), `still N` (it renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
 //! until when shards may publish). The lease is 10 s, its margin 5 s; there are 4 partitions and 2 shards.
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +20,9 @@ use crate::ids::Incarnation;
 use crate::plan::lease::LeaseTimes;
 use crate::runtime::sim::SimRuntime;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, StoreError, Taken};
+use crate::seam::store::{
+    Coordination, Heard, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, StoreError, Taken,
+};
 use crate::time::Tick;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -40,7 +43,13 @@ struct Town {
     owns: Cell<bool>,
     ownership: Cell<i64>,
     others: RefCell<Vec<Member>>,
-    owner: Cell<i32>,
+    /// Of each of the four partitions: who owns it; 0 = nobody.
+    owners: RefCell<[i32; 4]>,
+    /// What the shards were asked to let go, and have not.
+    asked: RefCell<Vec<(Vec<u32>, futures_channel::oneshot::Sender<Release>)>>,
+    said: Cell<bool>,
+    /// The member whose end the keeper waits for, and whether it has ended.
+    ended: Cell<Option<i32>>,
     stopped: Cell<bool>,
     /// Whether something stands in the log.
     log: Cell<bool>,
@@ -72,16 +81,13 @@ struct Door(Rc<Town>);
 impl Coordination for Door {
     async fn register_instance(
         &self,
-        id: Uuid,
-        _service_name: &str,
-        _instance_name: &str,
-        _shards: u16,
+        registration: &Registration,
         _lease_ms: u64,
     ) -> Result<(Incarnation, u32), StoreError> {
         self.0.call("register").await?;
         self.0.registered.set(self.0.registered.get() + 1);
         self.0.alive.set(true);
-        Ok((Incarnation { number: self.0.registered.get(), id }, 4))
+        Ok((Incarnation { number: self.0.registered.get(), id: registration.id }, 4))
     }
 
     async fn renew_lease(&self, _incarnation: Incarnation, _lease_ms: u64) -> Result<Renewed, StoreError> {
@@ -91,8 +97,13 @@ impl Coordination for Door {
 
     async fn members(&self, _incarnation: Incarnation) -> Result<Members, StoreError> {
         self.0.call("members").await?;
-        let free_partitions = if self.0.owner.get() == 0 { 4 } else { 0 };
-        Ok(Members { others: self.0.others.borrow().clone(), free_partitions })
+        let owners = *self.0.owners.borrow();
+        let free = (0..4).filter(|partition| owners[*partition as usize] == 0).collect();
+        let mut others = self.0.others.borrow().clone();
+        for other in &mut others {
+            other.held = owners.iter().filter(|owner| **owner == other.incarnation.number).count() as u32;
+        }
+        Ok(Members { others, free })
     }
 
     async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {
@@ -105,23 +116,62 @@ impl Coordination for Door {
                 || if early { other.connected } else { !other.expired || other.counter != dead.counter }
         });
         if others.len() < before {
-            self.0.owner.set(0);
+            self.0.owners.borrow_mut().iter_mut().filter(|of| **of == number).for_each(|of| *of = 0);
         }
         Ok(others.len() < before)
     }
 
-    async fn take_partitions(&self, incarnation: Incarnation) -> Result<Option<Taken>, StoreError> {
+    async fn take_partitions(
+        &self,
+        incarnation: Incarnation,
+        partitions: &[u32],
+    ) -> Result<Option<Taken>, StoreError> {
         self.0.call("take").await?;
         if !self.0.alive.get() {
             return Ok(None);
         }
-        if self.0.owner.get() == 0 {
-            self.0.owner.set(incarnation.number);
+        let mut owners = self.0.owners.borrow_mut();
+        let free: Vec<u32> = partitions.iter().copied().filter(|partition| owners[*partition as usize] == 0).collect();
+        if !free.is_empty() {
+            free.iter().for_each(|partition| owners[*partition as usize] = incarnation.number);
             self.0.ownership.set(self.0.ownership.get() + 1);
         }
-        let mine = self.0.owner.get() == incarnation.number;
-        let held = (0..if mine { 4 } else { 0 }).map(|partition| HeldPartition { partition, fence: 7 }).collect();
+        let mine = (0..4).filter(|partition| owners[*partition as usize] == incarnation.number);
+        let held = mine.map(|partition| HeldPartition { partition, fence: 7 }).collect();
         Ok(Some(Taken { ownership: self.0.ownership.get(), held }))
+    }
+
+    async fn release_partitions(
+        &self,
+        incarnation: Incarnation,
+        release: &Release,
+    ) -> Result<Option<i64>, StoreError> {
+        let partitions: Vec<u32> = release.partitions.iter().map(|(partition, _)| *partition).collect();
+        self.0.call(&format!("hand over {partitions:?}")).await?;
+        let mut owners = self.0.owners.borrow_mut();
+        for partition in partitions {
+            let owner = &mut owners[partition as usize];
+            if *owner == incarnation.number {
+                *owner = 0;
+            }
+        }
+        self.0.ownership.set(self.0.ownership.get() + 1);
+        Ok(Some(self.0.ownership.get()))
+    }
+
+    async fn wait_for_end(&self, member: Member, _limit_ms: u64) -> Result<bool, StoreError> {
+        while self.0.ended.get() != Some(member.incarnation.number) {
+            self.0.clock.sleep_until(self.0.clock.now().plus_ms(1)).await;
+        }
+        self.0.ended.set(None);
+        Ok(true)
+    }
+
+    async fn heard(&self) -> Heard {
+        while !self.0.said.take() {
+            self.0.clock.sleep_until(self.0.clock.now().plus_ms(1)).await;
+        }
+        Heard { members: true, work: false }
     }
 
     async fn deregister_instance(&self, _incarnation: Incarnation) -> Result<(), StoreError> {
@@ -155,7 +205,8 @@ impl Stop for StopAt {
 }
 
 fn member(number: i32) -> Member {
-    Member { incarnation: Incarnation { number, id: Uuid::nil() }, counter: 1, expired: false, connected: true }
+    let incarnation = Incarnation { number, id: Uuid::from_u128(number as u128) };
+    Member { incarnation, counter: 1, expired: false, connected: true, owns: false, held: 0 }
 }
 
 fn happens(town: &Town, lease: &LeaseCell, what: &str) {
@@ -170,12 +221,22 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         "well" => town.manner.set(Manner::Well),
         "kill" => {
             town.alive.set(false);
-            town.owner.set(0);
+            *town.owners.borrow_mut() = [0; 4];
         }
         "member" => {
             town.others.borrow_mut().push(member(number));
-            town.owner.set(number);
+            *town.owners.borrow_mut() = [number; 4];
         }
+        "peer" => town.others.borrow_mut().push(Member { owns: true, ..member(number) }),
+        "heard" => town.said.set(true),
+        "gone" => town.ended.set(Some(number)),
+        "let" => {
+            for (partitions, reply) in town.asked.borrow_mut().drain(..) {
+                let partitions = partitions.into_iter().map(|partition| (partition, None)).collect();
+                reply.send(Release { epoch: None, partitions }).unwrap();
+            }
+        }
+        "cannot" => town.asked.borrow_mut().clear(),
         "cut" => change(&|other| other.connected = false),
         "still" => change(&|other| other.expired = true),
         "beat" => change(&|other| other.counter += 1),
@@ -207,7 +268,10 @@ fn play(owns: bool, script: &'static str) -> String {
         owns: Cell::new(owns),
         ownership: Cell::new(0),
         others: RefCell::default(),
-        owner: Cell::new(0),
+        owners: RefCell::default(),
+        asked: RefCell::default(),
+        said: Cell::new(false),
+        ended: Cell::new(None),
         stopped: Cell::new(false),
         log: Cell::new(false),
         steps: Cell::new(0),
@@ -224,8 +288,17 @@ fn play(owns: bool, script: &'static str) -> String {
         times: LeaseTimes::new(10_000, 5_000, 4_000).unwrap(),
         owns: town.owns.get(),
         lease: lease.clone(),
+        others: Arc::default(),
         tell: move |shard: u16, control: Control| {
-            let Control::Partitions { incarnation, ownership, held } = control else { panic!("{control:?}") };
+            let (incarnation, ownership, held) = match control {
+                Control::Partitions { incarnation, ownership, held } => (incarnation, ownership, held),
+                Control::Release { partitions, reply } => {
+                    told.tell(&format!("shard {shard}: let {partitions:?} go"));
+                    told.asked.borrow_mut().push((partitions, reply));
+                    return;
+                }
+                other => panic!("{other:?}"),
+            };
             let held: Vec<u32> = held.iter().map(|held| held.partition).collect();
             told.tell(&format!("shard {shard}: {}/{ownership} {held:?}", incarnation.number));
         },
@@ -384,6 +457,7 @@ fn a_member_whose_connection_ended_is_taken_over_at_the_next_look() {
          5000 renew
          5000 members
          5000 early 9 dead
+         5000 members
          5000 take
          5000 shard 0: 1/1 [0, 2]
          5000 shard 1: 1/1 [1, 3]
@@ -444,4 +518,36 @@ fn maintenance_without_an_answer_makes_no_renewal_late() {
         told.lines().filter_map(|line| line.strip_suffix(" renew")).map(|ms| ms.parse().unwrap()).collect();
     assert_eq!(renewals, (1..=10).map(|step| step * 2_500).collect::<Vec<u64>>());
     assert!(told.matches("maintain").count() >= 2 && told.ends_with("lease until 30000"), "{told}");
+}
+
+#[test]
+fn half_is_handed_over_to_one_that_comes_when_the_shards_have_let_go() {
+    let told = play(true, "0 well; 1000 peer 5; 1100 heard; 1500 let; 2000 lease");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    // At once when it is said, not at the next step. Which two, its id decides. Nothing changes before the database says
+    // so; the others of the partitions stay.
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines[..2], ["1100 renew", "1100 members"]);
+    let of = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    let partitions = |what: &str| -> usize {
+        let listed = lines.iter().filter(|line| line.contains(what)).filter_map(|line| line.split_once('['));
+        listed.map(|(_, list)| list.matches(|of: char| of.is_ascii_digit()).count()).sum()
+    };
+    assert_eq!((partitions("1100 shard"), partitions("1500 hand over"), partitions("1500 shard")), (2, 2, 2), "{told}");
+    assert_eq!((of("1500 shard"), of(" shard")), (2, 2 + of("go")), "each hears of it once: {told}");
+}
+
+#[test]
+fn what_a_shard_cannot_let_go_stays() {
+    let told = play(true, "0 well; 1000 peer 5; 1100 heard; 1500 cannot; 2000 lease");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    assert!(!told.contains("hand over"), "{told}");
+    assert!(told.contains("shard 0: 1/1 [0, 2]") && told.contains("shard 1: 1/1 [1, 3]"), "{told}");
+}
+
+#[test]
+fn the_end_of_a_neighbours_connection_is_noticed_at_once() {
+    let told = play(true, "0 member 9; 3000 cut 9; 3001 gone 9; 4000 lease");
+    let taken: Vec<&str> = told.lines().filter(|line| line.contains("dead") || line.contains("[0, 2]")).collect();
+    assert_eq!(taken, ["3001 early 9 dead", "3001 shard 0: 1/1 [0, 2]"]);
 }

@@ -15,6 +15,7 @@ use postgres_types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 use crate::batch::{ROW_EVENT, ROW_STREAMLESS, Rows, Span, is_scheduled};
+use crate::plan::snapshot::Snapshot;
 
 /// Microseconds from 1970 to 2000, where Postgres' time begins.
 const POSTGRES_EPOCH_US: i64 = 946_684_800_000_000;
@@ -241,4 +242,9 @@ impl<'a> Batches<'a> {
 pub fn kind(flags: u8, due_unix_us: i64) -> i16 {
     let kind = if flags & ROW_STREAMLESS != 0 { 2 } else { i16::from(flags & ROW_EVENT != 0) };
     kind + if is_scheduled(due_unix_us) { 4 } else { 0 }
+}
+
+/// What is resolved of partitions, as two arrays; snapshots as text.
+pub fn of_resolved(resolved: &[(u32, Option<Snapshot>)]) -> (Vec<i32>, Vec<Option<String>>) {
+    resolved.iter().map(|(partition, set)| (*partition as i32, set.as_ref().map(ToString::to_string))).unzip()
 }

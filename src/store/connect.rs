@@ -10,9 +10,10 @@
 //! A dropped query is not a cancelled one. Who must be sure that a statement has ended drops the `Client`, and
 //! judges by what a new connection sees.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::{NoTls, TlsConnect};
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Config};
+use tokio_postgres::{AsyncMessage, Client, Config};
 
 pub use super::target::{ConnectTarget, Endpoint, TargetError, TlsMode};
 use crate::seam::dial::{Dial, SocketPlace};
@@ -87,7 +88,7 @@ impl ConnectPlan {
     /// The plan on a thread's executor.
     #[must_use]
     pub fn on<R: Dial>(&self, runtime: R) -> Connector<R> {
-        Connector { runtime, plan: self.clone() }
+        Connector { runtime, plan: self.clone(), on_notification: None }
     }
 
     /// The settings that every connection of ours wants: who it is, and that it is not held up for ever.
@@ -102,19 +103,32 @@ impl ConnectPlan {
 }
 
 /// Connects on one thread's executor.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Connector<R> {
     runtime: R,
     plan: ConnectPlan,
+    on_notification: Option<OnNotification>,
+}
+
+/// Gets the payload of every notification that a connection receives, on the connection's thread.
+pub type OnNotification = Rc<dyn Fn(&str)>;
+
+impl<R> Connector<R> {
+    /// The same; its connections hand over what they hear. They hear only what they LISTEN to.
+    #[must_use]
+    pub fn on_notification(mut self, on_notification: OnNotification) -> Self {
+        self.on_notification = Some(on_notification);
+        self
+    }
 }
 
 impl<R: Dial> Connect for Connector<R> {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async move {
-            let (runtime, plan) = (&self.runtime, &*self.plan.0);
+            let (runtime, plan, hear) = (&self.runtime, &*self.plan.0, self.on_notification.as_ref());
             let mut last = StoreError::ConnectionLost("no server was tried".to_owned());
             for endpoint in plan.target.endpoints() {
-                match within_deadline(runtime, plan, endpoint).await {
+                match within_deadline(runtime, plan, endpoint, hear).await {
                     Ok(client) => return Ok(client),
                     // Another server will not know a password better, but may be the one that is up.
                     Err(error) => last = error,
@@ -125,17 +139,27 @@ impl<R: Dial> Connect for Connector<R> {
     }
 }
 
-async fn within_deadline<R: Dial>(runtime: &R, plan: &Plan, endpoint: &Endpoint) -> Result<Client, StoreError> {
+async fn within_deadline<R: Dial>(
+    runtime: &R,
+    plan: &Plan,
+    endpoint: &Endpoint,
+    hear: Option<&OnNotification>,
+) -> Result<Client, StoreError> {
     let limit = plan.target.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIME_MAX);
     let limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
     let deadline = pin!(runtime.sleep_until(runtime.now().plus_us(limit_us)));
-    match select(pin!(open(runtime, plan, endpoint)), deadline).await {
+    match select(pin!(open(runtime, plan, endpoint, hear)), deadline).await {
         Either::Left((result, _)) => result,
         Either::Right(_) => Err(StoreError::ConnectionLost(format!("{endpoint}: no connection within {limit:?}"))),
     }
 }
 
-async fn open<R: Dial>(runtime: &R, plan: &Plan, endpoint: &Endpoint) -> Result<Client, StoreError> {
+async fn open<R: Dial>(
+    runtime: &R,
+    plan: &Plan,
+    endpoint: &Endpoint,
+    hear: Option<&OnNotification>,
+) -> Result<Client, StoreError> {
     let lost = |error: std::io::Error| StoreError::ConnectionLost(format!("{endpoint}: {error}"));
     let mut config = plan.target.config.clone();
     let stream = match endpoint {
@@ -152,7 +176,7 @@ async fn open<R: Dial>(runtime: &R, plan: &Plan, endpoint: &Endpoint) -> Result<
             dial_first(runtime, places).await.map_err(lost)?
         }
     };
-    let client = log_in(runtime, plan, endpoint, config, stream).await?;
+    let client = log_in(runtime, plan, endpoint, config, stream, hear).await?;
     apply_settings(&client, &plan.settings).await?;
     if plan.target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
         refuse_standby(&client, endpoint).await?;
@@ -191,31 +215,52 @@ async fn log_in<R: Dial>(
     endpoint: &Endpoint,
     mut config: Config,
     stream: R::Stream,
+    hear: Option<&OnNotification>,
 ) -> Result<Client, StoreError> {
     #[cfg(feature = "tls")]
     if let (Some(tls), Endpoint::Tcp { host, .. }) = (&plan.tls, endpoint) {
         let wanted = if plan.target.tls_mode == TlsMode::Prefer { SslMode::Prefer } else { SslMode::Require };
         config.ssl_mode(wanted);
         let tls = super::tls::Tls { config: Arc::clone(tls), host: host.clone() };
-        return start(runtime, &config, stream, tls).await;
+        return start(runtime, &config, stream, tls, hear).await;
     }
     let _ = (plan, endpoint);
     config.ssl_mode(SslMode::Disable);
-    start(runtime, &config, stream, NoTls).await
+    start(runtime, &config, stream, NoTls, hear).await
 }
 
-async fn start<R, S, T>(runtime: &R, config: &Config, stream: S, tls: T) -> Result<Client, StoreError>
+async fn start<R, S, T>(
+    runtime: &R,
+    config: &Config,
+    stream: S,
+    tls: T,
+    hear: Option<&OnNotification>,
+) -> Result<Client, StoreError>
 where
     R: Dial,
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     T: TlsConnect<S>,
     T::Stream: 'static,
 {
-    let (client, connection) =
+    let (client, mut connection) =
         config.connect_raw(stream, tls).await.map_err(|error| StoreError::from_postgres(&error))?;
+    let hear = hear.cloned();
     runtime.spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::warn!(error = %StoreError::from_postgres(&error), "a connection to the database has ended");
+        loop {
+            match poll_fn(|context| connection.poll_message(context)).await {
+                None => return,
+                Some(Ok(AsyncMessage::Notification(said))) => {
+                    if let Some(hear) = &hear {
+                        hear(said.payload());
+                    }
+                }
+                Some(Ok(AsyncMessage::Notice(notice))) => tracing::info!("{}: {}", notice.severity(), notice.message()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::warn!(error = %StoreError::from_postgres(&error), "a connection to the database has ended");
+                    return;
+                }
+            }
         }
     });
     Ok(client)

@@ -35,11 +35,13 @@ pub const RECORD: SqlFile =
 pub const MIGRATIONS: &[SqlFile] = sql_files!["migrations":
     "0001_tables",
     "0002_truncated_flushes",
+    "0003_members",
 ];
 
 /// Functions. Those written in SQL come after what they call; for the others the order is free.
 pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "wh_lock_class",
+    "wh_channel",
     "wh_stream_key",
     "wh_flush_key",
     "wh_snapshot_union",
@@ -56,10 +58,15 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "wh_free_partitions",
     "register_instance",
     "hold_instance",
+    "listen_instance",
+    "wait_for_end",
+    "announce",
     "renew_lease",
     "members",
     "mark_dead",
     "take_partitions",
+    "release_partitions",
+    "keep_resolved",
     "deregister_instance",
     "wh_check_messages",
     "wh_prove_last",

@@ -9,7 +9,7 @@ use corelane::batch::{DestinationId, Rows};
 use corelane::ids::{Epoch, Incarnation};
 use corelane::plan::snapshot::Snapshot;
 use corelane::seam::store::{
-    ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Renewed, SettleReply, SettleRequest, Spill,
+    ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Registration, Release, Renewed, SettleReply, SettleRequest, Spill,
     Store, StoreError, StoreReply, Stored, Taken,
 };
 use uuid::Uuid;
@@ -20,6 +20,15 @@ const LEASE_MS: u64 = 60_000;
 
 fn id(number: u128) -> Uuid {
     Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 + number)
+}
+
+fn all(partition_count: u32) -> Vec<u32> {
+    (0..partition_count).collect()
+}
+
+fn registration(number: u128, instance_name: &str) -> Registration {
+    let (service_name, instance_name) = ("service".to_owned(), instance_name.to_owned());
+    Registration { id: id(number), service_name, instance_name, shards: 1, owns: true }
 }
 
 fn to(name: &str) -> DestinationId {
@@ -61,6 +70,7 @@ pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &
     a_lane_is_parked_and_drained(store, &mut reader, partition_count).await;
     a_dead_letter_is_written_once(store, &mut reader, partition_count).await;
     a_scheduled_message_gets_its_number_when_due(store, &mut reader, partition_count).await;
+    a_partition_is_handed_over_exactly(store, keeper_a, &mut reader).await;
     a_successor_starts_where_the_cursor_stands(store, keeper_a, keeper_b, &mut reader).await;
 }
 
@@ -69,15 +79,15 @@ async fn an_incarnation_takes_everything<S: Store, C: Coordination>(
     keeper: &C,
     partition_count: u32,
 ) -> (Incarnation, Taken) {
-    let (a, count) = keeper.register_instance(id(1), "service", "a", 1, LEASE_MS).await.unwrap();
+    let (a, count) = keeper.register_instance(&registration(1, "a"), LEASE_MS).await.unwrap();
     assert_eq!((a.id, count), (id(1), partition_count));
     assert_eq!(keeper.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Alive);
     let members = keeper.members(a).await.unwrap();
-    assert_eq!((members.others.len(), members.free_partitions), (0, partition_count));
-    let taken = keeper.take_partitions(a).await.unwrap().unwrap();
+    assert_eq!((members.others.len(), members.free.len() as u32), (0, partition_count));
+    let taken = keeper.take_partitions(a, &all(partition_count)).await.unwrap().unwrap();
     assert_eq!(taken.held.len() as u32, partition_count);
     assert!(taken.held.iter().zip(0..).all(|(held, partition)| (held.partition, held.fence) == (partition, 1)));
-    let again = keeper.take_partitions(a).await.unwrap().unwrap();
+    let again = keeper.take_partitions(a, &all(partition_count)).await.unwrap().unwrap();
     assert_eq!(again, taken, "nothing was free: nothing changes");
     let held: Vec<u32> = taken.held.iter().map(|held| held.partition).collect();
     let load = store.load(a, &held).await.unwrap();
@@ -347,6 +357,33 @@ async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reade
     reader.position = claimed.position;
 }
 
+/// What is handed over begins with what its owner knows to be resolved, in this life of the server; the others stay.
+async fn a_partition_is_handed_over_exactly<S: Store, C: Coordination>(store: &S, keeper: &C, reader: &mut Reader) {
+    let a = reader.incarnation;
+    let epoch = store.load(a, &reader.held).await.unwrap().epoch;
+    let far = Snapshot::new((1 << 40) + 9, vec![(1 << 40) + 5]);
+    let (gone, kept) = (reader.held[0], reader.held[1]);
+    let other_life = Release { epoch: Some(Epoch(id(77))), partitions: vec![(kept, Some(far.clone()))] };
+    store.keep_resolved(a, &other_life).await.unwrap();
+    assert_ne!(store.load(a, &[kept]).await.unwrap().resolved[0].xmax(), far.xmax(), "of another life: nothing");
+    let of_it = Release { epoch: Some(epoch), ..other_life };
+    store.keep_resolved(a, &of_it).await.unwrap();
+    assert_eq!(store.load(a, &[kept]).await.unwrap().resolved[0].to_string(), far.to_string());
+
+    let release = Release { epoch: Some(epoch), partitions: vec![(gone, Some(far.clone()))] };
+    let ownership = keeper.release_partitions(a, &release).await.unwrap();
+    assert_eq!(ownership, Some(reader.ownership + 1), "a flush that is under way now is not the owner's");
+    assert_eq!(keeper.members(a).await.unwrap().free, [gone]);
+    assert!(store.load(a, &[gone]).await.is_err(), "it is not owned any more");
+    let again = keeper.release_partitions(a, &release).await.unwrap();
+    assert_eq!(again, Some(reader.ownership + 2), "asked twice: nothing more to free");
+
+    let taken = keeper.take_partitions(a, &[gone]).await.unwrap().unwrap();
+    assert_eq!(taken.held.iter().map(|held| held.fence).max(), Some(3), "handed over, taken");
+    assert_eq!(store.load(a, &[gone]).await.unwrap().resolved[0].to_string(), far.to_string());
+    reader.ownership = taken.ownership;
+}
+
 /// A clean end frees the partitions with what was resolved; the old incarnation writes nothing any more.
 async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     store: &S,
@@ -355,9 +392,9 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     reader: &mut Reader,
 ) {
     let a = reader.incarnation;
-    let (b, _) = keeper_b.register_instance(id(2), "service", "b", 1, LEASE_MS).await.unwrap();
+    let (b, _) = keeper_b.register_instance(&registration(2, "b"), LEASE_MS).await.unwrap();
     let members = keeper_b.members(b).await.unwrap();
-    assert_eq!((members.others.len(), members.free_partitions), (1, 0));
+    assert_eq!((members.others.len(), members.free.len() as u32), (1, 0));
     let member = members.others[0];
     assert_eq!((member.incarnation, member.counter, member.expired), (a, 1, false));
     for early in [true, false] {
@@ -373,19 +410,22 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     let absent = store.find_flush(reader.origin(99), &[id(10)], &[1], 0).await;
     assert!(matches!(absent, Err(StoreError::Refused { .. })), "its absence proves nothing now: {absent:?}");
     assert_eq!(keeper_a.renew_lease(a, LEASE_MS).await.unwrap(), Renewed::Dead);
-    assert_eq!(keeper_a.take_partitions(a).await.unwrap(), None);
+    assert_eq!(keeper_a.take_partitions(a, &reader.held).await.unwrap(), None);
     let late = SettleRequest { cursor: Some(Snapshot::new((1 << 40) + 3, Vec::new())), ..SettleRequest::default() };
     assert_eq!(store.settle(a, &late).await.unwrap(), SettleReply::Fenced);
 
-    let taken = keeper_b.take_partitions(b).await.unwrap().unwrap();
+    let taken = keeper_b.take_partitions(b, &reader.held).await.unwrap().unwrap();
     assert_eq!(taken.held.len(), reader.held.len());
-    assert!(taken.held.iter().all(|held| held.fence == 3), "one step to be freed, one to be taken");
+    let fences = taken.held.iter().map(|held| held.fence);
+    assert!(fences.clone().skip(1).all(|fence| fence == 3), "one step to be freed, one to be taken");
+    assert_eq!(fences.max(), Some(5), "and twice that for the one that was handed over before");
     let load = store.load(b, &reader.held).await.unwrap();
-    for resolved in &load.resolved {
+    // Two of them were handed over with sets of their own.
+    for resolved in &load.resolved[2..] {
         assert_eq!(resolved.xmax(), reader.position.read.xmax());
     }
     let mut successor = Reader::new(b, &taken);
-    successor.position.read = load.resolved[0].clone();
+    successor.position.read = load.resolved[2].clone();
     let claimed = store.claim_work(&successor.claim(&[], 100)).await.unwrap();
     assert!(claimed.rows.is_empty(), "everything was resolved: {:?}", story(&claimed.rows));
 

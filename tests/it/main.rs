@@ -14,6 +14,7 @@ mod connect;
 mod dump;
 mod engine;
 mod install;
+mod members;
 mod missing;
 mod ordered_stream_processor;
 mod outbox_kit;

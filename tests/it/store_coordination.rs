@@ -5,7 +5,6 @@ use std::time::Duration;
 use corelane::private_postgres::{Options, PrivatePostgres};
 use corelane::seam::store::{Coordination, Member, ReadPosition, Renewed, Store};
 use tokio_postgres::NoTls;
-use uuid::Uuid;
 
 use crate::store_kit::*;
 use crate::support::{eventually, schema_on};
@@ -16,16 +15,17 @@ async fn the_first_takes_all_and_the_next_nothing() {
     let first = space.owner(1).await;
     assert_eq!(first.held(), (0..PARTITIONS).collect::<Vec<_>>());
     assert!(first.taken.held.iter().all(|held| held.fence == 1));
-    let again = first.coordination.take_partitions(first.incarnation).await.unwrap().unwrap();
+    let again = first.coordination.take_partitions(first.incarnation, &ALL).await.unwrap().unwrap();
     assert_eq!(again, first.taken, "nothing new: the ownership stays");
     let second = space.owner(1).await;
     assert!(second.taken.held.is_empty());
     let members = second.coordination.members(second.incarnation).await.unwrap();
-    assert_eq!((members.free_partitions, members.others.len()), (0, 1));
+    assert_eq!((members.free.len() as u32, members.others.len()), (0, 1));
     assert_eq!(members.others[0].incarnation, first.incarnation);
     assert!(!members.others[0].expired);
     let members = first.coordination.members(first.incarnation).await.unwrap();
-    assert!(members.others.is_empty(), "who owns nothing is nobody's concern");
+    let seen = members.others[0];
+    assert_eq!((seen.incarnation, seen.owns, seen.held), (second.incarnation, true, 0), "it may own some");
 }
 
 #[tokio::test]
@@ -35,9 +35,9 @@ async fn two_takers_share_without_waiting_or_doubling() {
     let (a, b) = (space.owner(1).await, space.owner(1).await);
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
     let members = a.coordination.members(a.incarnation).await.unwrap();
-    assert_eq!((members.free_partitions, members.others.len()), (PARTITIONS, 0));
+    assert_eq!((members.free, members.others.len()), (ALL.to_vec(), 1));
     let (of_a, of_b) =
-        tokio::join!(a.coordination.take_partitions(a.incarnation), b.coordination.take_partitions(b.incarnation));
+        tokio::join!(a.coordination.take_partitions(a.incarnation, &ALL), b.coordination.take_partitions(b.incarnation, &ALL));
     let mut all: Vec<u32> = [of_a, of_b]
         .into_iter()
         .flat_map(|taken| taken.unwrap().unwrap().held)
@@ -57,7 +57,7 @@ async fn a_lease_that_is_past_is_never_renewed() {
     assert_eq!(owner.coordination.renew_lease(owner.incarnation, 10_000).await.unwrap(), Renewed::Alive);
     space.expire(&owner).await;
     assert_eq!(owner.coordination.renew_lease(owner.incarnation, 10_000).await.unwrap(), Renewed::Dead);
-    assert_eq!(owner.coordination.take_partitions(owner.incarnation).await.unwrap(), None);
+    assert_eq!(owner.coordination.take_partitions(owner.incarnation, &ALL).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn a_late_take_over_needs_the_same_counter_and_a_past_lease() {
     assert!(seen.expired);
     assert!(heir.coordination.mark_dead(seen, false).await.unwrap());
     assert!(!heir.coordination.mark_dead(seen, false).await.unwrap(), "done is done");
-    let taken = heir.coordination.take_partitions(heir.incarnation).await.unwrap().unwrap();
+    let taken = heir.coordination.take_partitions(heir.incarnation, &ALL).await.unwrap().unwrap();
     assert_eq!(taken.held.len(), PARTITIONS as usize);
     assert_eq!(owner.coordination.renew_lease(owner.incarnation, 10_000).await.unwrap(), Renewed::Dead);
 }
@@ -97,7 +97,7 @@ async fn an_early_take_over_needs_the_end_of_the_owners_connection() {
         heir.coordination.mark_dead(Member { incarnation: dead, ..seen }, true).await.unwrap()
     })
     .await;
-    assert_eq!(heir.coordination.members(heir.incarnation).await.unwrap().free_partitions, PARTITIONS);
+    assert_eq!(heir.coordination.members(heir.incarnation).await.unwrap().free.len() as u32, PARTITIONS);
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_clean_end_frees_everything_at_once() {
     let heir = space.owner(1).await;
     owner.store(&[event(stream_in(1), "left")]).await;
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
-    let taken = heir.coordination.take_partitions(heir.incarnation).await.unwrap().unwrap();
+    let taken = heir.coordination.take_partitions(heir.incarnation, &ALL).await.unwrap().unwrap();
     assert_eq!(taken.held.len(), PARTITIONS as usize);
     let loaded = heir.store.load(heir.incarnation, &[1]).await.unwrap();
     let position = ReadPosition { read: loaded.resolved[0].clone(), ..ReadPosition::default() };
@@ -145,7 +145,7 @@ async fn a_copied_installation_is_refused() {
     let space = Space::new().await;
     space.schema.client().await.batch_execute("update wh_installation set system_identifier = 1").await.unwrap();
     let coordination = corelane::store::postgres::PostgresCoordination::new(space.dial(), &space.name);
-    let refused = coordination.register_instance(Uuid::new_v4(), "tests", "copy", 1, 1_000).await.unwrap_err();
+    let refused = coordination.register_instance(&registration("copy", 1), 1_000).await.unwrap_err();
     assert!(refused.to_string().contains("rebase"), "{refused}");
 }
 
@@ -232,7 +232,7 @@ async fn a_renewal_and_a_look_at_the_others_are_one_statement() {
     let seen = other.coordination.renew_and_look(other.incarnation, 10_000).await.unwrap().expect("alive");
     assert_eq!(counter(&other).await, before + 1);
     assert_eq!(seen, other.coordination.members(other.incarnation).await.unwrap());
-    assert_eq!((seen.others[0].incarnation, seen.free_partitions), (owner.incarnation, 0));
+    assert_eq!((seen.others[0].incarnation, seen.free.len() as u32), (owner.incarnation, 0));
     let seen = owner.coordination.renew_and_look(owner.incarnation, 10_000).await.unwrap().expect("alive");
     assert!(seen.others.is_empty(), "who owns nothing is nobody's concern");
     space.expire(&owner).await;

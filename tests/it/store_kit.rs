@@ -11,8 +11,8 @@ use corelane::ids::Incarnation;
 use corelane::partition::partition_of;
 use corelane::plan::snapshot::Snapshot;
 use corelane::seam::store::{
-    ClaimReply, ClaimRequest, Coordination, NO_STREAM, Origin, ReadPosition, Store, StoreError, StoreReply,
-    StoreRequest, Stored, Taken,
+    ClaimReply, ClaimRequest, Coordination, NO_STREAM, Origin, ReadPosition, Registration, Store, StoreError,
+    StoreReply, StoreRequest, Stored, Taken,
 };
 use corelane::store::connect::{Connect, Connecting};
 use corelane::store::install;
@@ -24,6 +24,14 @@ use uuid::Uuid;
 use crate::support::{TestSchema, schema};
 
 pub const PARTITIONS: u32 = 16;
+/// All of them.
+pub const ALL: [u32; PARTITIONS as usize] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// A new incarnation of the tests' service.
+pub fn registration(instance_name: &str, shards: u16) -> Registration {
+    let (service_name, instance_name) = ("tests".to_owned(), instance_name.to_owned());
+    Registration { id: Uuid::new_v4(), service_name, instance_name, shards, owns: true }
+}
 
 /// Dials a URL; the driver runs on the test's runtime.
 pub struct Dial(pub String);
@@ -71,9 +79,9 @@ impl Space {
     pub async fn owner(&self, shards: u16) -> Owner {
         let coordination = PostgresCoordination::new(self.dial(), &self.name);
         let (incarnation, count) =
-            coordination.register_instance(Uuid::new_v4(), "tests", "one", shards, 60_000).await.unwrap();
+            coordination.register_instance(&registration("one", shards), 60_000).await.unwrap();
         assert_eq!(count, PARTITIONS);
-        let taken = coordination.take_partitions(incarnation).await.unwrap().unwrap();
+        let taken = coordination.take_partitions(incarnation, &ALL).await.unwrap().unwrap();
         let store = PostgresStore::new(self.dial(), &self.name);
         Owner {
             store,

@@ -229,7 +229,7 @@ async fn a_cursor_says_nothing_of_partitions_taken_later() {
     };
     heir.settled(&cursor).await;
     first.coordination.deregister_instance(first.incarnation).await.unwrap();
-    let taken = heir.coordination.take_partitions(heir.incarnation).await.unwrap().unwrap();
+    let taken = heir.coordination.take_partitions(heir.incarnation, &ALL).await.unwrap().unwrap();
     assert!(taken.ownership > heir.taken.ownership);
     let resolved = |loaded: corelane::seam::store::LoadReply| loaded.resolved[0].contains(stored.xid);
     assert!(!resolved(heir.store.load(heir.incarnation, &[5]).await.unwrap()));

@@ -26,6 +26,8 @@ pub struct Faults {
     pub away: u64,
     pub skew: u64,
     pub add: u64,
+    /// Orderly stops that are given time enough: no reason for a copy.
+    pub leave: u64,
     /// Calls in a thousand that lose their connection.
     pub cut_per_mille: u64,
 }
@@ -42,12 +44,13 @@ impl Faults {
             away: below(2) * below(10),
             skew: below(4) / 3 * below(6),
             add: below(2) * below(4),
+            leave: 0,
             cut_per_mille: below(2) * below(40),
         }
     }
 
     fn total(&self) -> u64 {
-        self.kill + self.stop + self.stall + self.crash + self.cut + self.away + self.skew + self.add
+        self.kill + self.stop + self.stall + self.crash + self.cut + self.away + self.skew + self.add + self.leave
     }
 }
 
@@ -109,6 +112,7 @@ impl<F: Fn() -> Process> Chaos<F> {
             (faults.away, Self::away),
             (faults.skew, Self::skew),
             (faults.add, Self::add),
+            (faults.leave, Self::leave),
         ] {
             if draw < weight {
                 return strike(self);
@@ -180,6 +184,15 @@ impl<F: Fn() -> Process> Chaos<F> {
     fn add(&mut self) {
         if self.processes.len() < 4 {
             self.processes.push((self.start)());
+        }
+    }
+
+    fn leave(&mut self) {
+        if self.processes.len() > 1
+            && let Some(process) = self.take_one()
+        {
+            self.runtime.trace(|| "a process leaves".into());
+            process.stop(20_000);
         }
     }
 

@@ -13,7 +13,7 @@ use corelane::runtime::sim::SimRuntime;
 use corelane::seam::runtime::Runtime;
 use corelane::seam::transport::TransportLimits;
 use corelane::shard::tend::{Keeper, Stop};
-use corelane::shard::{Arrival, Control, LeaseCell, ShardParts, ShardReport, ShardSettings, run};
+use corelane::shard::{Arrival, Control, LeaseCell, OthersBell, ShardParts, ShardReport, ShardSettings, run};
 use corelane::store::model::Model;
 
 use crate::publisher::{Broker, SimPublisher};
@@ -62,6 +62,7 @@ impl Process {
         let runtime = runtime.new_process();
         runtime.trace(|| "process: started".into());
         let lease = Arc::new(LeaseCell::default());
+        let others = Arc::new(OthersBell::default());
         let incarnation = Rc::new(Cell::new(0));
         let reports = Rc::new(RefCell::new(Vec::new()));
         let (mut rings, mut budgets) = (Vec::new(), Vec::new());
@@ -75,6 +76,7 @@ impl Process {
                 ring: receiver,
                 budget: budget.clone(),
                 lease: lease.clone(),
+                others: others.clone(),
                 metrics: Arc::new(ShardMetrics::default()),
                 pool: Arc::new(Pool::new(64, 1 << 20)),
                 settings: ShardSettings { shard, ..plan.settings.clone() },
@@ -100,6 +102,7 @@ impl Process {
             times: plan.times,
             owns: true,
             lease,
+            others,
             tell: move |shard: u16, control: Control| {
                 if let Control::Partitions { incarnation: of, held, .. } = &control {
                     incarnation.set(of.number);

@@ -62,6 +62,8 @@ pub struct Account {
     pub committed: usize,
     pub accepted: u64,
     pub copies: u64,
+    /// Steps of all partitions' fences.
+    pub fences: i64,
 }
 
 impl Scenario {
@@ -237,7 +239,7 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
         runtime.fail(format!("{} transactions were ended by a deadlock", model.deadlocks()));
     }
     let (copies, accepted) = sink.counts();
-    Account { committed: model.history().len(), accepted, copies }
+    Account { committed: model.history().len(), accepted, copies, fences: model.fences() }
 }
 
 fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {

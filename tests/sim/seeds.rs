@@ -89,3 +89,28 @@ fn without_faults_no_copy_goes_out() {
         assert_eq!(account.copies, 0, "seed {seed}");
     }
 }
+
+/// Members come and go in good order, one after the other: partitions are handed over, and no message goes out twice.
+#[test]
+fn members_that_come_and_go_cost_no_copy() {
+    let mut moved = 0;
+    for seed in 0..40 {
+        let drawn = Scenario::drawn(seed);
+        let scenario = Scenario {
+            faults: Faults { leave: 10, add: 10, ..Faults::default() },
+            manners: Manners::default(),
+            processes: 2,
+            partition_count: 4 + seed as u32 % 9,
+            lane_rows_max: 10_000,
+            claim_rows_max: 40,
+            run_ms: 6_000,
+            messages: 600,
+            pause_us: 10_000,
+            ..drawn
+        };
+        let account = run_scenario(&scenario);
+        assert_eq!(account.copies, 0, "seed {seed}");
+        moved += account.fences;
+    }
+    assert!(moved > 400, "partitions hardly change hands: {moved}");
+}

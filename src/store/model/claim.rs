@@ -16,7 +16,7 @@ use crate::batch::{DestinationId, Rows};
 use crate::ids::Incarnation;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
-use crate::seam::store::{ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, StoreError};
+use crate::seam::store::{ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, Release, StoreError};
 
 struct Request {
     incarnation: Incarnation,
@@ -86,6 +86,31 @@ impl ModelStore {
                     }
                 }
                 Ok(rows)
+            })
+            .await
+    }
+
+    pub(super) async fn keep_call(&self, incarnation: Incarnation, kept: &Release) -> Result<(), StoreError> {
+        let (number, kept) = (incarnation.number, kept.clone());
+        self.model
+            .call(async move |tx: Tx| {
+                tx.lock(Key::Fence(number), false).await?;
+                tx.lock(Key::Partitions, true).await?;
+                tx.pause().await?;
+                let text = format!("keep: {number} {:?} {}", kept.epoch, kept.partitions.len());
+                tx.model.0.runtime.trace(|| text);
+                if kept.epoch != Some(tx.model.epoch()) {
+                    return Ok(());
+                }
+                tx.effect(move |database| {
+                    for (partition, resolved) in kept.partitions {
+                        let of = &mut database.partitions[partition as usize];
+                        if let Some(resolved) = resolved.filter(|_| of.owner == Some(number)) {
+                            of.base = of.base.union(&resolved);
+                        }
+                    }
+                });
+                tx.commit().await.map(|_| ())
             })
             .await
     }

@@ -6,16 +6,17 @@
 
 use std::cell::Cell;
 
-use uuid::Uuid;
-
 use super::Model;
 use super::database::Instance;
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::ids::Incarnation;
 use crate::plan::mutants::{self, Mutant};
+use crate::plan::snapshot::Snapshot;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, StoreError, Taken};
+use crate::seam::store::{
+    Coordination, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, StoreError, Taken,
+};
 
 /// Longest time until the server sees that a connection has ended.
 const NOTICE_US: u64 = 50_000;
@@ -88,13 +89,11 @@ impl Drop for ModelCoordination {
 impl Coordination for ModelCoordination {
     async fn register_instance(
         &self,
-        id: Uuid,
-        _service_name: &str,
-        _instance_name: &str,
-        shards: u16,
+        registration: &Registration,
         lease_ms: u64,
     ) -> Result<(Incarnation, u32), StoreError> {
         let session = self.session();
+        let Registration { id, shards, owns, .. } = *registration;
         let answer = self
             .model
             .call(async move |tx: Tx| {
@@ -106,7 +105,7 @@ impl Coordination for ModelCoordination {
                     database.next_instance
                 };
                 let lease_until = tx.model.clock().plus_ms(lease_ms);
-                let instance = Instance { id, counter: 0, ownership: 0, lease_until, shards, alive: true };
+                let instance = Instance { id, counter: 0, ownership: 0, lease_until, shards, alive: true, owns };
                 tx.try_lock_for(session, Key::Alive(number));
                 tx.effect(move |database| {
                     database.instances.insert(number, instance);
@@ -158,20 +157,23 @@ impl Coordination for ModelCoordination {
                 tx.pause().await?;
                 let now = tx.model.clock();
                 let database = tx.database();
-                let owns = |number: i32| database.partitions.iter().any(|of| of.owner == Some(number));
+                let held = |number: i32| database.partitions.iter().filter(|of| of.owner == Some(number)).count() as u32;
                 let others = database
                     .instances
                     .iter()
-                    .filter(|(other, of)| **other != number && of.alive && owns(**other))
+                    .filter(|(other, of)| **other != number && of.alive && (of.owns || held(**other) > 0))
                     .map(|(other, of)| Member {
                         incarnation: Incarnation { number: *other, id: of.id },
                         counter: of.counter,
                         expired: of.lease_until < now,
                         connected: tx.holder_but(tx.owner, Key::Alive(*other)).is_some(),
+                        owns: of.owns,
+                        held: held(*other),
                     })
                     .collect();
-                let free = database.partitions.iter().filter(|of| of.owner.is_none()).count();
-                Ok(Members { others, free_partitions: free as u32 })
+                let all = database.partitions.iter().zip(0u32..);
+                let free = all.filter(|(of, _)| of.owner.is_none()).map(|(_, partition)| partition).collect();
+                Ok(Members { others, free })
             })
             .await;
         self.noted(answer)
@@ -182,10 +184,37 @@ impl Coordination for ModelCoordination {
         self.noted(answer)
     }
 
-    async fn take_partitions(&self, incarnation: Incarnation) -> Result<Option<Taken>, StoreError> {
-        let number = incarnation.number;
-        let answer = self.model.call(move |tx| take(tx, number)).await;
+    async fn take_partitions(
+        &self,
+        incarnation: Incarnation,
+        partitions: &[u32],
+    ) -> Result<Option<Taken>, StoreError> {
+        let (number, wanted) = (incarnation.number, partitions.to_vec());
+        let answer = self.model.call(move |tx| take(tx, number, wanted)).await;
         self.noted(answer)
+    }
+
+    async fn release_partitions(
+        &self,
+        incarnation: Incarnation,
+        release: &Release,
+    ) -> Result<Option<i64>, StoreError> {
+        let (number, release) = (incarnation.number, release.clone());
+        let answer = self.model.call(move |tx| hand_over(tx, number, release)).await;
+        self.noted(answer)
+    }
+
+    async fn wait_for_end(&self, member: Member, limit_ms: u64) -> Result<bool, StoreError> {
+        let runtime = &self.model.0.runtime;
+        let until = runtime.now().plus_ms(limit_ms);
+        while runtime.now() < until {
+            let number = member.incarnation.number;
+            if self.model.0.locks.borrow().holder_but(self.session(), Key::Alive(number)).is_none() {
+                return Ok(true);
+            }
+            runtime.sleep_until(runtime.now().plus_ms(10)).await;
+        }
+        Ok(false)
     }
 
     async fn deregister_instance(&self, incarnation: Incarnation) -> Result<(), StoreError> {
@@ -259,7 +288,7 @@ async fn free(tx: &Tx, number: i32) -> Result<(), StoreError> {
     Ok(())
 }
 
-async fn take(tx: Tx, number: i32) -> Result<Option<Taken>, StoreError> {
+async fn take(tx: Tx, number: i32, wanted: Vec<u32>) -> Result<Option<Taken>, StoreError> {
     tx.lock(Key::Row(number, ROW), true).await?;
     tx.pause().await?;
     let now = tx.model.clock();
@@ -274,7 +303,10 @@ async fn take(tx: Tx, number: i32) -> Result<Option<Taken>, StoreError> {
         let database = tx.database();
         let ownership = database.instances.get(&number).map_or(0, |of| of.ownership);
         let all = || database.partitions.iter().zip(0u32..);
-        let free: Vec<u32> = all().filter(|(of, _)| may_take && of.owner.is_none()).map(|(_, at)| at).collect();
+        let free: Vec<u32> = all()
+            .filter(|(of, at)| may_take && of.owner.is_none() && wanted.contains(at))
+            .map(|(_, at)| at)
+            .collect();
         let held: Vec<HeldPartition> = all()
             .filter(|(of, at)| of.owner == Some(number) || free.contains(at))
             .map(|(of, at)| HeldPartition { partition: at, fence: of.fence + i64::from(of.owner.is_none()) })
@@ -298,4 +330,41 @@ async fn take(tx: Tx, number: i32) -> Result<Option<Taken>, StoreError> {
     }
     tx.commit().await?;
     Ok(Some(Taken { ownership, held }))
+}
+
+/// Hands partitions over: see `release_partitions.sql`.
+async fn hand_over(tx: Tx, number: i32, release: Release) -> Result<Option<i64>, StoreError> {
+    if !mutants::active(Mutant::NoFenceLock) {
+        tx.lock(Key::Fence(number), true).await?;
+    }
+    tx.lock(Key::Row(number, ROW), true).await?;
+    tx.lock(Key::Partitions, true).await?;
+    tx.pause().await?;
+    let epoch = tx.model.epoch();
+    let (ownership, bases) = {
+        let database = tx.database();
+        let Some(of) = database.instances.get(&number).filter(|of| of.alive) else { return Ok(None) };
+        let base = |(partition, exact): &(u32, Option<Snapshot>)| {
+            let resolved = database.resolved(*partition);
+            let exact = exact.as_ref().filter(|_| release.epoch == Some(epoch));
+            (*partition, exact.map_or(resolved.clone(), |exact| resolved.union(exact)))
+        };
+        (of.ownership + 1, release.partitions.iter().map(base).collect::<Vec<_>>())
+    };
+    tx.model.0.runtime.trace(|| format!("hand over: {number} {:?}", release.partitions));
+    tx.effect(move |database| {
+        if let Some(of) = database.instances.get_mut(&number) {
+            of.ownership = ownership;
+        }
+        for (partition, base) in bases {
+            let of = &mut database.partitions[partition as usize];
+            if of.owner == Some(number) {
+                of.owner = None;
+                of.fence += 1;
+                of.base = base;
+            }
+        }
+    });
+    tx.commit().await?;
+    Ok(Some(ownership))
 }

@@ -85,6 +85,7 @@ pub(super) struct Instance {
     pub lease_until: Tick,
     pub shards: u16,
     pub alive: bool,
+    pub owns: bool,
 }
 
 #[derive(Clone, Default)]

@@ -155,6 +155,14 @@ impl Store for ModelStore {
         self.release_scheduled_call(partitions, rows_max).await
     }
 
+    async fn keep_resolved(
+        &self,
+        incarnation: crate::ids::Incarnation,
+        kept: &crate::seam::store::Release,
+    ) -> Result<(), StoreError> {
+        self.keep_call(incarnation, kept).await
+    }
+
     async fn load(&self, incarnation: crate::ids::Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         self.load_call(incarnation, partitions).await
     }

@@ -233,6 +233,12 @@ impl Model {
         self.0.database.borrow().scheduled.values().any(|of| of.body.message_id[0] == message_id)
     }
 
+    /// How often partitions were freed or taken.
+    #[must_use]
+    pub fn fences(&self) -> i64 {
+        self.0.database.borrow().partitions.iter().map(|of| of.fence).sum()
+    }
+
     /// Deadlocks that were resolved by ending a transaction.
     #[must_use]
     pub fn deadlocks(&self) -> u64 {

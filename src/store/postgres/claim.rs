@@ -15,7 +15,7 @@ use crate::envelope::Trace;
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, ReadRange, StoreError,
+    ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, ReadRange, Release, StoreError,
 };
 use crate::store::columns;
 
@@ -49,6 +49,10 @@ pub(super) fn load_sql(schema: &str) -> Sql {
          from {schema}.load_shard($1, $2)"
     );
     Sql { slot: 6, text }
+}
+
+pub(super) fn keep_sql(schema: &str) -> Sql {
+    Sql { slot: 7, text: format!("select {schema}.keep_resolved($1, $2, $3, $4::text[]::pg_snapshot[])") }
 }
 
 /// Columns of `claim_work` behind those of the message.
@@ -315,4 +319,18 @@ impl NameCache {
         self.names.push((name.to_owned(), destination));
         Ok(destination)
     }
+}
+
+pub(super) async fn keep(
+    connection: &Connection,
+    sql: &Sql,
+    incarnation: Incarnation,
+    kept: &Release,
+) -> Result<(), StoreError> {
+    let statement = connection.prepare(sql).await?;
+    let epoch = kept.epoch.map(|epoch| epoch.0);
+    let (partitions, resolved) = columns::of_resolved(&kept.partitions);
+    let parameters: [&(dyn ToSql + Sync); 4] = [&incarnation.number, &epoch, &partitions, &resolved];
+    connection.client.execute(&statement, &parameters).await?;
+    Ok(())
 }

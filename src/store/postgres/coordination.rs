@@ -5,15 +5,21 @@
 //! held by the connection that was lost.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
+
+use futures_util::task::AtomicWaker;
 
 use tokio_postgres::types::ToSql;
-use uuid::Uuid;
 
 use super::{Call, Line, Sql};
 use crate::ids::Incarnation;
-use crate::seam::store::{Coordination, HeldPartition, Maintenance, Member, Members, Renewed, StoreError, Taken};
-use crate::store::connect::Connect;
+use crate::seam::store::{
+    Coordination, Heard, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, StoreError, Taken,
+};
+use crate::store::columns;
+use crate::store::connect::{Connect, OnNotification};
 use crate::store::schema_name::SchemaName;
 
 /// The lease keeper's side of Postgres.
@@ -23,16 +29,65 @@ pub struct PostgresCoordination {
     upkeep: Line,
     /// The `statement_timeout` that is set on it.
     upkeep_limit_ms: Cell<u64>,
+    /// Waits for the end of another incarnation's connection.
+    vigil: Line,
+    /// The `lock_timeout` that is set on it.
+    vigil_limit_ms: Cell<u64>,
     /// The incarnation whose session lock this connection has to hold.
     registered: Cell<Option<i32>>,
     /// Whether the current connection holds it.
     holds: Cell<bool>,
+    ear: Option<Ear>,
     sql: Texts,
+}
+
+/// What the connection has heard and nobody has looked at yet: two flags, however much is said.
+#[derive(Clone, Default)]
+pub struct Ear(Rc<EarState>);
+
+#[derive(Default)]
+struct EarState {
+    heard: Cell<Heard>,
+    /// Whose own words these are not.
+    own: Cell<i32>,
+    waker: AtomicWaker,
+}
+
+impl Ear {
+    /// For the connections that listen.
+    #[must_use]
+    pub fn on_notification(&self) -> OnNotification {
+        let ear = self.0.clone();
+        Rc::new(move |said| {
+            let mut heard = ear.heard.get();
+            match said.strip_prefix("work:") {
+                Some(who) if who.parse() == Ok(ear.own.get()) => return,
+                Some(_) => heard.work = true,
+                // What a newer version says is worth a look too.
+                None => heard.members = true,
+            }
+            ear.heard.set(heard);
+            ear.waker.wake();
+        })
+    }
+
+    async fn heard(&self) -> Heard {
+        poll_fn(|context| {
+            self.0.waker.register(context.waker());
+            let heard = self.0.heard.take();
+            if heard == Heard::default() { Poll::Pending } else { Poll::Ready(heard) }
+        })
+        .await
+    }
 }
 
 struct Texts {
     register: Sql,
     hold: Sql,
+    listen: Sql,
+    wait: Sql,
+    announce: Sql,
+    release: Sql,
     renew: Sql,
     members: Sql,
     renew_and_look: Sql,
@@ -52,24 +107,28 @@ impl PostgresCoordination {
         let sql = Texts {
             register: sql(
                 0,
-                format!("select number, partition_count from {schema}.register_instance($1, $2, $3, $4, $5)"),
+                format!("select number, partition_count from {schema}.register_instance($1, $2, $3, $4, $5, $6)"),
             ),
             hold: sql(1, format!("select {schema}.hold_instance($1)")),
+            listen: sql(9, format!("select {schema}.listen_instance()")),
+            announce: sql(11, format!("select {schema}.announce($1)")),
+            wait: sql(0, format!("select {schema}.wait_for_end($1)")),
+            release: sql(10, format!("select {schema}.release_partitions($1, $2, $3, $4::text[]::pg_snapshot[])")),
             renew: sql(2, format!("select {schema}.renew_lease($1, $2)")),
             members: sql(
                 3,
-                format!("select number, id, counter, expired, free_partitions, connected from {schema}.members($1)"),
+                format!("select number, id, counter, expired, free, connected, owns, held from {schema}.members($1)"),
             ),
             renew_and_look: sql(
                 8,
                 format!(
                     "with renewed as materialized (select {schema}.renew_lease($1, $2) as alive) \
-                     select m.number, m.id, m.counter, m.expired, m.free_partitions, m.connected, r.alive \
+                     select m.number, m.id, m.counter, m.expired, m.free, m.connected, m.owns, m.held, r.alive \
                      from renewed r left join lateral {schema}.members($1) m on r.alive"
                 ),
             ),
             mark_dead: sql(4, format!("select {schema}.mark_dead($1, $2, $3)")),
-            take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1)")),
+            take: sql(5, format!("select ownership, partition, fence from {schema}.take_partitions($1, $2)")),
             deregister: sql(6, format!("select {schema}.deregister_instance($1)")),
             maintenance: sql(
                 7,
@@ -81,12 +140,22 @@ impl PostgresCoordination {
         };
         Self {
             line: Line::new(connect.clone()),
-            upkeep: Line::new(connect),
+            upkeep: Line::new(connect.clone()),
             upkeep_limit_ms: Cell::new(0),
+            vigil: Line::new(connect),
+            vigil_limit_ms: Cell::new(0),
             registered: Cell::new(None),
             holds: Cell::new(false),
+            ear: None,
             sql,
         }
+    }
+
+    /// The same; it listens by this ear, which its connections must hand to what they hear.
+    #[must_use]
+    pub fn listening(mut self, ear: Ear) -> Self {
+        self.ear = Some(ear);
+        self
     }
 
     /// Begins a call; on a new connection the session lock is asked for first, and again until it is got: the server
@@ -95,6 +164,12 @@ impl PostgresCoordination {
         let (call, new) = self.line.call().await?;
         if new {
             self.holds.set(false);
+            if let Some(ear) = &self.ear {
+                let statement = call.connection.prepare(&self.sql.listen).await?;
+                call.connection.client.query_one(&statement, &[]).await?;
+                // Whatever was said before was not heard.
+                ear.0.heard.set(Heard { members: true, work: true });
+            }
         }
         if let (Some(number), false) = (self.registered.get(), self.holds.get()) {
             let statement = call.connection.prepare(&self.sql.hold).await?;
@@ -140,18 +215,19 @@ impl PostgresCoordination {
     }
 }
 
-/// A row of `members`: how many partitions are free, and another incarnation, if there is one.
-fn member(row: &tokio_postgres::Row) -> Result<(i32, Option<Member>), tokio_postgres::Error> {
-    let free: i32 = row.try_get(4)?;
+/// A row of `members`: the partitions that are free, and another incarnation, if there is one.
+fn member(row: &tokio_postgres::Row) -> Result<(Vec<i32>, Option<Member>), tokio_postgres::Error> {
+    let free = row.try_get(4)?;
     let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
     let incarnation = Incarnation { number, id: row.try_get(1)? };
     let (counter, expired, connected) = (row.try_get(2)?, row.try_get(3)?, row.try_get(5)?);
-    Ok((free, Some(Member { incarnation, counter, expired, connected })))
+    let (owns, held) = (row.try_get(6)?, row.try_get::<_, i32>(7)? as u32);
+    Ok((free, Some(Member { incarnation, counter, expired, connected, owns, held })))
 }
 
-fn members_of(rows: Vec<(i32, Option<Member>)>) -> Members {
-    let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
-    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions }
+fn members_of(rows: Vec<(Vec<i32>, Option<Member>)>) -> Members {
+    let free = rows.first().map(|(free, _)| free.iter().map(|partition| *partition as u32).collect());
+    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free: free.unwrap_or_default() }
 }
 
 async fn one<T>(
@@ -172,22 +248,23 @@ async fn one<T>(
 impl Coordination for PostgresCoordination {
     async fn register_instance(
         &self,
-        id: Uuid,
-        service_name: &str,
-        instance_name: &str,
-        shards: u16,
+        registration: &Registration,
         lease_ms: u64,
     ) -> Result<(Incarnation, u32), StoreError> {
         self.registered.set(None);
         let lease_ms = lease_ms as i64;
-        let shards = i32::from(shards);
-        let parameters: [&(dyn ToSql + Sync); 5] = [&id, &service_name, &instance_name, &lease_ms, &shards];
+        let Registration { id, service_name, instance_name, shards, owns } = registration;
+        let shards = i32::from(*shards);
+        let parameters: [&(dyn ToSql + Sync); 6] = [id, service_name, instance_name, &lease_ms, &shards, owns];
         let (number, count) = self
             .one(&self.sql.register, &parameters, |row| Ok((row.try_get::<_, i32>(0)?, row.try_get::<_, i32>(1)?)))
             .await?;
         self.registered.set(Some(number));
+        if let Some(ear) = &self.ear {
+            ear.0.own.set(number);
+        }
         self.holds.set(true);
-        Ok((Incarnation { number, id }, count as u32))
+        Ok((Incarnation { number, id: *id }, count as u32))
     }
 
     async fn renew_lease(&self, incarnation: Incarnation, lease_ms: u64) -> Result<Renewed, StoreError> {
@@ -205,7 +282,7 @@ impl Coordination for PostgresCoordination {
         let lease_ms = lease_ms as i64;
         let rows = self
             .many(&self.sql.renew_and_look, &[&incarnation.number, &lease_ms], |row| {
-                Ok(if row.try_get(6)? { Some(member(row)?) } else { None })
+                Ok(if row.try_get(8)? { Some(member(row)?) } else { None })
             })
             .await?;
         Ok(rows.into_iter().collect::<Option<Vec<_>>>().map(members_of))
@@ -215,9 +292,14 @@ impl Coordination for PostgresCoordination {
         self.one(&self.sql.mark_dead, &[&dead.incarnation.number, &dead.counter, &early], |row| row.try_get(0)).await
     }
 
-    async fn take_partitions(&self, incarnation: Incarnation) -> Result<Option<Taken>, StoreError> {
+    async fn take_partitions(
+        &self,
+        incarnation: Incarnation,
+        partitions: &[u32],
+    ) -> Result<Option<Taken>, StoreError> {
+        let wanted: Vec<i32> = partitions.iter().map(|partition| *partition as i32).collect();
         let taken = self
-            .many(&self.sql.take, &[&incarnation.number], |row| {
+            .many(&self.sql.take, &[&incarnation.number, &wanted], |row| {
                 let partition: Vec<i32> = row.try_get(1)?;
                 let fence: Vec<i64> = row.try_get(2)?;
                 let held = partition
@@ -229,6 +311,41 @@ impl Coordination for PostgresCoordination {
             })
             .await?;
         Ok(taken.into_iter().next())
+    }
+
+    async fn release_partitions(
+        &self,
+        incarnation: Incarnation,
+        release: &Release,
+    ) -> Result<Option<i64>, StoreError> {
+        let epoch = release.epoch.map(|epoch| epoch.0);
+        let (partitions, resolved) = columns::of_resolved(&release.partitions);
+        let parameters: [&(dyn ToSql + Sync); 4] = [&incarnation.number, &epoch, &partitions, &resolved];
+        self.one(&self.sql.release, &parameters, |row| row.try_get(0)).await
+    }
+
+    async fn wait_for_end(&self, member: Member, limit_ms: u64) -> Result<bool, StoreError> {
+        let (call, new) = self.vigil.call().await?;
+        if new || self.vigil_limit_ms.get() != limit_ms {
+            call.connection.client.batch_execute(&format!("set lock_timeout = {limit_ms}")).await?;
+            self.vigil_limit_ms.set(limit_ms);
+        }
+        match one(call, &self.sql.wait, &[&member.incarnation.number], |row| row.try_get(0)).await {
+            Err(StoreError::Transient { sqlstate, .. }) if sqlstate == "55P03" => Ok(false),
+            answer => answer,
+        }
+    }
+
+    async fn announce(&self, incarnation: Incarnation) -> Result<(), StoreError> {
+        let call = self.call().await?;
+        one(call, &self.sql.announce, &[&incarnation.number], |_| Ok(())).await
+    }
+
+    async fn heard(&self) -> Heard {
+        match &self.ear {
+            Some(ear) => ear.heard().await,
+            None => std::future::pending().await,
+        }
     }
 
     async fn deregister_instance(&self, incarnation: Incarnation) -> Result<(), StoreError> {

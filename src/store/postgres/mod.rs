@@ -20,12 +20,12 @@ use std::rc::Rc;
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-pub use coordination::PostgresCoordination;
+pub use coordination::{Ear, PostgresCoordination};
 
 use crate::batch::{DestinationId, Rows};
 use crate::ids::Incarnation;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, LoadReply, Origin, SettleReply, SettleRequest, Store, StoreError, StoreReply,
+    ClaimReply, ClaimRequest, LoadReply, Origin, Release, SettleReply, SettleRequest, Store, StoreError, StoreReply,
     StoreRequest, Stored,
 };
 use crate::store::connect::Connect;
@@ -38,7 +38,7 @@ struct Sql {
     text: String,
 }
 
-const STATEMENTS_MAX: usize = 9;
+const STATEMENTS_MAX: usize = 12;
 
 struct Connection {
     client: Client,
@@ -130,6 +130,7 @@ struct Texts {
     claim_parked: Sql,
     release_scheduled: Sql,
     load: Sql,
+    keep: Sql,
 }
 
 impl PostgresStore {
@@ -145,6 +146,7 @@ impl PostgresStore {
             claim_parked: claim::claim_parked_sql(schema),
             release_scheduled: claim::release_scheduled_sql(schema),
             load: claim::load_sql(schema),
+            keep: claim::keep_sql(schema),
         };
         Self { writing: Line::new(connect.clone()), reading: Line::new(connect), sql }
     }
@@ -204,6 +206,12 @@ impl Store for PostgresStore {
         let (call, _) = self.reading.call().await?;
         let sql = &self.sql.release_scheduled;
         let result = claim::release_scheduled(&call.connection, sql, incarnation, partitions, rows_max).await;
+        call.end(result)
+    }
+
+    async fn keep_resolved(&self, incarnation: Incarnation, kept: &Release) -> Result<(), StoreError> {
+        let (call, _) = self.reading.call().await?;
+        let result = claim::keep(&call.connection, &self.sql.keep, incarnation, kept).await;
         call.end(result)
     }
 

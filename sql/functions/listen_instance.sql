@@ -1,0 +1,10 @@
+-- listen_instance: this connection hears what is said on the schema's channel from here on.
+-- locks: none    needs a direct connection: behind a pooler nobody would be there to hear
+create or replace function @schema@.listen_instance() returns void
+language plpgsql volatile
+set search_path = @schema@, pg_temp
+as $$
+begin
+    execute format('listen %I', wh_channel());
+end
+$$;

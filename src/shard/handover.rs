@@ -1,0 +1,83 @@
+//! The lease keeper hands partitions over that another member should have.
+//!
+//! Invariants
+//! - The shards let go first: nothing of a partition is in flight, and what is resolved of it is known, before the
+//!   database says that nobody owns it.
+//! - One hand-over at a time. While it is under way the partitions are this incarnation's; if it dies meanwhile they
+//!   are taken over as any others.
+//! - A hand-over whose answer was lost is asked for again: what is not owned any more is passed over.
+
+use futures_channel::oneshot::Receiver;
+
+use super::Control;
+use super::tend::{Keeper, Standing};
+use crate::seam::runtime::Runtime;
+use crate::seam::store::{Coordination, Release};
+
+/// Partitions on their way out.
+pub(super) struct Leaving {
+    partitions: Vec<u32>,
+    /// The shards that have not let go, with what each was asked for.
+    asked: Vec<(Vec<u32>, Receiver<Release>)>,
+    gone: Vec<Release>,
+}
+
+impl Leaving {
+    pub(super) fn holds(&self, partition: u32) -> bool {
+        self.partitions.contains(&partition)
+    }
+
+    /// Resolves when every shard has let go. A shard that cannot say keeps its own: they do not leave.
+    pub(super) async fn all_gone(&mut self) {
+        while let Some((partitions, receiver)) = self.asked.last_mut() {
+            match receiver.await {
+                Ok(release) => self.gone.push(release),
+                Err(_) => self.partitions.retain(|partition| !partitions.contains(partition)),
+            }
+            self.asked.pop();
+        }
+    }
+}
+
+impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
+    /// Asks the shards to let go.
+    pub(super) fn begin_hand_over(&self, of: &mut Standing, partitions: Vec<u32>) {
+        tracing::info!(partitions = partitions.len(), "handing partitions over");
+        let mut asked = Vec::new();
+        for shard in 0..self.shards {
+            let is_of = |partition: &u32| partition % u32::from(self.shards) == u32::from(shard);
+            let wanted: Vec<u32> = partitions.iter().copied().filter(is_of).collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let (reply, receiver) = futures_channel::oneshot::channel();
+            (self.tell)(shard, Control::Release { partitions: wanted.clone(), reply });
+            asked.push((wanted, receiver));
+        }
+        of.leaving = Some(Leaving { partitions, asked, gone: Vec::new() });
+    }
+
+    /// Hands over what the shards have let go; answers whether the keeper should look at once.
+    pub(super) async fn hand_over(&self, of: &mut Standing) -> bool {
+        let (Some(incarnation), Some(leaving)) = (of.current, &mut of.leaving) else { return true };
+        while let Some(release) = leaving.gone.last() {
+            match self.within_limit(self.coordination.release_partitions(incarnation, release)).await {
+                Ok(Some(ownership)) => {
+                    of.ownership = ownership;
+                    of.held.retain(|held| !release.partitions.iter().any(|(gone, _)| *gone == held.partition));
+                    leaving.gone.pop();
+                }
+                // Dead: the next look finds that, and ends everything.
+                Ok(None) => return true,
+                Err(error) => {
+                    tracing::warn!(%error, "partitions could not be handed over: trying again");
+                    self.runtime.sleep_until(self.runtime.now().plus_ms(50)).await;
+                    return true;
+                }
+            }
+        }
+        of.leaving = None;
+        self.distribute(incarnation, of);
+        false
+    }
+}

@@ -1,0 +1,139 @@
+//! Several engines on one schema: they share the partitions, hand them over without a copy, and follow the one that
+//! ends.
+
+use std::time::Duration;
+
+use corelane::{Config, Engine, RawMessage};
+use uuid::Uuid;
+
+use crate::engine::{Sink, config};
+use crate::support::{TestSchema, eventually, schema};
+
+const PARTITIONS: usize = 16;
+
+/// A lease so long that nothing in these tests waits for one of its steps: only what is noticed at once is in time.
+fn patient(schema: &TestSchema) -> Config {
+    let mut config = config(schema);
+    for (key, value) in [("lease.ttl_ms", "120000"), ("lease.margin_ms", "5000"), ("publish.timeout_ms", "4000")] {
+        config.set(key, value).unwrap();
+    }
+    config
+}
+
+async fn start(config: &Config, sink: &Sink) -> Engine {
+    Engine::builder(config.clone()).transport(sink.transport()).migrate(true).start().await.unwrap()
+}
+
+async fn holds(what: &str, engine: &Engine, partitions: usize) {
+    eventually(what, Duration::from_secs(10), || async { engine.partitions_held() == partitions }).await;
+}
+
+/// Stores on 40 streams until told to stop, now by the one and now by the other; answers how many.
+async fn store(engines: &[&Engine], rounds: usize) -> usize {
+    let streams: Vec<Uuid> = (0..40).map(|_| Uuid::new_v4()).collect();
+    let mut stored = 0;
+    for round in 0..rounds {
+        let messages: Vec<RawMessage<'_>> = streams
+            .iter()
+            .map(|stream| RawMessage::event("test.counted", b"{}").stream(*stream).to(&["somewhere"]))
+            .collect();
+        for outcome in engines[round % engines.len()].enqueue_many(messages).await {
+            outcome.unwrap();
+            stored += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    stored
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_comes_gets_its_share_and_one_that_goes_leaves_it_without_a_copy() {
+    let schema = schema();
+    let (sink, config) = (Sink::default(), patient(&schema));
+    let first = start(&config, &sink).await;
+    holds("the first has all", &first, PARTITIONS).await;
+    let one = [&first];
+    let (second, stored) = tokio::join!(start(&config, &sink), store(&one, 200));
+    holds("the first has half", &first, PARTITIONS / 2).await;
+    holds("the second has half", &second, PARTITIONS / 2).await;
+    let both = store(&[&first, &second], 200).await;
+    let third = start(&config, &sink).await;
+    holds("the third has its share", &third, PARTITIONS / 3).await;
+    let two = [&first, &third];
+    let (report, three) = tokio::join!(second.shutdown(Duration::from_secs(10)), store(&two, 300));
+    assert!(report.drained, "{report:?}");
+    holds("the first has half again", &first, PARTITIONS / 2).await;
+    holds("the third has the other half", &third, PARTITIONS / 2).await;
+    let stored = stored + both + three;
+    sink.wait_for(stored).await;
+    sink.assert_ordered();
+    assert_eq!(sink.len(), stored, "a hand-over is no reason for a copy");
+    for engine in [first, third] {
+        engine.shutdown(Duration::from_secs(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_connection_ends_is_followed_at_once() {
+    let schema = schema();
+    let (sink, config) = (Sink::default(), patient(&schema));
+    let first = start(&config, &sink).await;
+    holds("the first has all", &first, PARTITIONS).await;
+    let second = start(&config, &sink).await;
+    holds("the second has half", &second, PARTITIONS / 2).await;
+    let client = schema.client().await;
+    let cut = "select pg_terminate_backend(l.pid) from pg_locks l where l.locktype = 'advisory' and l.granted
+        and l.classid = wh_lock_class(4)::oid and l.objsubid = 2 and l.mode = 'ExclusiveLock'
+        and l.objid::int8 = (select max(number) from wh_instance where state = 0)";
+    let before: i64 = client.query_one("select max(number)::int8 from wh_instance", &[]).await.unwrap().get(0);
+    assert_eq!(client.query(cut, &[]).await.unwrap().len(), 1);
+    // Its keeper finds itself declared dead, or alive again: either way both share in the end.
+    eventually("they share again", Duration::from_secs(20), || async {
+        first.partitions_held() == PARTITIONS / 2 && second.partitions_held() == PARTITIONS / 2
+    })
+    .await;
+    let after: i64 = client.query_one("select max(number)::int8 from wh_instance", &[]).await.unwrap().get(0);
+    assert_eq!(after, before + 1, "it was declared dead, and came back as another incarnation");
+    let stored = store(&[&first, &second], 50).await;
+    sink.wait_for(stored).await;
+    sink.assert_ordered();
+    for engine in [first, second] {
+        engine.shutdown(Duration::from_secs(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_process_stored_is_published_without_waiting_for_a_poll() {
+    let schema = schema();
+    let sink = Sink::default();
+    let mut config = patient(&schema);
+    for key in ["claim.poll_ms", "claim.poll_ms_max"] {
+        config.set(key, "60000").unwrap();
+    }
+    let owner = start(&config, &sink).await;
+    holds("the owner has all", &owner, PARTITIONS).await;
+    let producer = Engine::builder(config.clone()).produce_only().start().await.unwrap();
+    assert_eq!(producer.partitions_held(), 0);
+    let stored = store(&[&producer], 5).await;
+    sink.wait_for(stored).await;
+    sink.assert_ordered();
+    assert_eq!(producer.partitions_held(), 0, "one that only stores owns nothing");
+    for engine in [producer, owner] {
+        engine.shutdown(Duration::from_secs(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_service_does_not_share_the_partitions() {
+    let schema = schema();
+    let (sink, config) = (Sink::default(), patient(&schema));
+    let owner = start(&config, &sink).await;
+    holds("the owner has all", &owner, PARTITIONS).await;
+    let client = schema.client().await;
+    let register = "select * from register_instance(gen_random_uuid(), 'another', 'x', 10000, 1, $1)";
+    let refused = client.query(register, &[&true]).await.unwrap_err();
+    assert_eq!(refused.code().unwrap().code(), "CL008");
+    client.query(register, &[&false]).await.unwrap();
+    holds("the owner has all", &owner, PARTITIONS).await;
+    owner.shutdown(Duration::from_secs(10)).await;
+}
