@@ -326,6 +326,36 @@ impl Lanes {
         }
     }
 
+    /// Whether all lanes are so.
+    pub fn all(&self, is_so: impl Fn(&Lane) -> bool) -> bool {
+        self.lanes.iter().filter(|lane| lane.used).all(is_so)
+    }
+
+    /// Lanes of such partitions go away with their messages, which are handed out. None of them may be in flight.
+    pub fn remove_if(&mut self, gone: impl Fn(u32) -> bool, mut each: impl FnMut(Source)) {
+        for index in 0..self.lanes.len() {
+            let lane = self.lanes[index];
+            if !lane.used || !gone(lane.partition) {
+                continue;
+            }
+            match lane.state {
+                LaneState::Ready => {
+                    self.ready[lane.destination.index()].retain(|ready| *ready != index as u32);
+                    self.ready_count -= 1;
+                }
+                LaneState::Parked => self.parked_count -= 1,
+                _ => {}
+            }
+            while self.lanes[index].head != NONE {
+                each(self.pop_head(index));
+            }
+            // Whoever still has its index finds nothing to do.
+            self.lanes[index].state = LaneState::Idle;
+            self.lanes[index].kept_beside = false;
+            self.remove(index as u32);
+        }
+    }
+
     /// Sheds idle lanes when there are more than the bound.
     pub fn shed(&mut self) {
         if self.index_of.len() <= self.streams_max {

@@ -39,10 +39,19 @@ impl State {
         for reference in references {
             let source = Source { batch, reference: reference as u32, transaction };
             let destination = rows.reference_destination[reference];
+            let partition = rows.partition[row];
+            if !self.holds(partition) {
+                self.resolve(source);
+                continue;
+            }
+            if self.is_leaving(partition) {
+                self.freeze(partition, source);
+                continue;
+            }
             let admission = Admission {
                 lane_id: rows.lane_id[row],
                 destination,
-                partition: rows.partition[row],
+                partition,
                 stream_seq,
                 single,
                 source,
@@ -151,7 +160,7 @@ impl State {
     ) {
         let full = self.rows_in_memory() >= self.settings.lane_rows_max;
         let fed_by_claim = self.fed_meanwhile.contains(&stored.xid);
-        if !stored.owned || !self.loaded || full || fed_by_claim || self.is_paused() {
+        if !stored.owned || !self.loaded || full || fed_by_claim || self.is_coming() {
             self.leave_to_claim(stored.xid);
             batches.into_iter().for_each(|rows| self.pool.give(rows));
             return;

@@ -18,7 +18,7 @@ use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{ClaimReply, ClaimRequest, Store, StoreError};
+use crate::seam::store::{ClaimReply, ClaimRequest, ParkedLane, Store, StoreError};
 use crate::time::Tick;
 
 /// Copies of a parked lane fetched at a time.
@@ -88,6 +88,17 @@ impl State {
         found
     }
 
+    /// Lanes that the database knows to be parked.
+    pub(super) fn restore_parked(&mut self, all: Vec<ParkedLane>, now: Tick) {
+        for parked in all {
+            let due = now.plus_ms(parked.due_in_ms.max(0) as u64);
+            let lane =
+                self.lanes.restore_parked(parked.lane_id, parked.destination, parked.partition, parked.attempts, due);
+            self.parked_due.push(Reverse((due, lane)));
+        }
+        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
+    }
+
     /// Parked lanes that are due join the lanes to drain.
     fn parked_become_due(&mut self, now: Tick) {
         while let Some(Reverse((due, lane))) = self.parked_due.peek().copied() {
@@ -96,7 +107,8 @@ impl State {
             }
             self.parked_due.pop();
             let of = self.lanes.lane(lane);
-            if of.state == LaneState::Parked && of.kept_beside && of.due <= now {
+            let is_due = of.state == LaneState::Parked && of.kept_beside && of.due <= now;
+            if is_due && !self.is_leaving(of.partition) {
                 self.lanes.begin_drain(lane);
                 self.drain.push_back(lane);
             }
@@ -114,8 +126,8 @@ impl State {
     }
 
     fn drained_rows(&mut self, lane: LaneIndex, rows: Rows) {
-        if self.stands_still(lane) {
-            return;
+        if self.is_leaving(self.lanes.lane(lane).partition) || self.stands_still(lane) {
+            return; // The next owner finds them.
         }
         if rows.is_empty() {
             if self.lanes.lane(lane).copying == 0 {
@@ -208,7 +220,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.must_load,
                     state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
-                    state.rows_claimed_in_memory() >= state.settings.lane_rows_max
+                    state.rows_claimed_in_memory() + state.frozen_rows() >= state.settings.lane_rows_max
                         || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
                 )
             };
@@ -225,13 +237,22 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 self.wait(&self.claim_signal, at).await;
                 continue;
             }
-            if self.state.borrow().is_claim_paused() {
-                self.wait(&self.claim_signal, Tick::NEVER).await;
-                continue;
+            match self.add_partitions().await {
+                Ok(false) => {}
+                Ok(true) => {
+                    cadence.hurry(self.runtime.now());
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "further partitions: trying again");
+                    not_before = self.runtime.now().plus_us(RETRY_US);
+                    continue;
+                }
             }
             let drain = if full { None } else { self.state.borrow_mut().drain.pop_front() };
             if let Some(lane) = drain {
-                if self.state.borrow_mut().stands_still(lane) {
+                let is_leaving = |state: &State| state.is_leaving(state.lanes.lane(lane).partition);
+                if is_leaving(&self.state.borrow()) || self.state.borrow_mut().stands_still(lane) {
                     continue;
                 }
                 if self.wait_for_deletions(lane) {
@@ -259,7 +280,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             next_look = next_look.min(scheduled_at);
             let due = {
                 let state = self.state.borrow();
-                if state.reader.page.is_some() || !state.caught_up || state.is_paused() {
+                if state.reader.page.is_some() || !state.caught_up || state.hurries_claim() {
                     now
                 } else if state.waiting_rows > 0 {
                     last_claim.plus_us(1_000)
@@ -345,12 +366,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let Some(incarnation) = state.incarnation else { return Ok(()) };
             (incarnation, state.settings.shard, state.held.clone(), state.era)
         };
-        let kept = self.state.borrow().kept();
-        if !kept.partitions.is_empty() {
-            // Before the first cursor of the new set, which begins with what is resolved of all of its partitions.
-            self.within_deadline(self.store.keep_resolved(incarnation, &kept)).await?;
-            self.state.borrow_mut().kept_is_stored(era);
-        }
         let reply = self.within_deadline(self.store.load(incarnation, &partitions)).await?;
         let now = self.runtime.now();
         let mut state = self.state.borrow_mut();
@@ -359,13 +374,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
         state.epoch = Some(reply.epoch);
         state.loaded_from(reply.resolved);
-        for parked in reply.parked {
-            let due = now.plus_ms(parked.due_in_ms.max(0) as u64);
-            let lane =
-                state.lanes.restore_parked(parked.lane_id, parked.destination, parked.partition, parked.attempts, due);
-            state.parked_due.push(Reverse((due, lane)));
-        }
-        state.metrics.parked_lanes_now.set(state.lanes.parked_count() as u64);
+        state.restore_parked(reply.parked, now);
         tracing::info!(shard, partitions = partitions.len(), read = %state.reader.read, "loaded");
         Ok(())
     }

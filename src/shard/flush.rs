@@ -279,7 +279,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 if stored.looked_up.is_some() {
                     state.metrics.looked_up_flushes.add(1);
                 }
-                if state.era == era && state.check_epoch(stored.epoch) {
+                // Numbered for another set of partitions: the claim finds which of it is this shard's.
+                let same_set = state.era == era && state.ownership == ownership;
+                if same_set && state.check_epoch(stored.epoch) {
                     let rows = taken.iter().map(|pending| pending.rows.clone()).collect();
                     state.admit_flush(origin.flush_number, &stored, rows, complete);
                 } else {

@@ -276,11 +276,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     self.flush_signal.raise();
                 }
                 Arrival::Control(Control::Partitions { incarnation, ownership, held }) => {
-                    self.state.borrow_mut().change_partitions(incarnation, ownership, held);
+                    self.state.borrow_mut().change_partitions(incarnation, ownership, held, self.runtime.now());
                     self.raise_all();
                 }
                 Arrival::Control(Control::Release { partitions, reply }) => {
-                    self.state.borrow_mut().release_partitions(partitions, reply);
+                    self.state.borrow_mut().release_partitions(partitions, reply, self.runtime.now());
                     self.raise_all();
                 }
                 Arrival::Control(Control::Announce) => {

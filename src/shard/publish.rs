@@ -48,7 +48,7 @@ impl State {
         spare: &mut Vec<(Box<PublishRun>, Vec<SlotIndex>)>,
     ) -> Result<Sent, Tick> {
         if !self.loaded
-            || self.is_paused()
+            || self.is_halted()
             || self.lanes.ready_count() == 0
             || self.runs_in_flight >= self.settings.publish_in_flight_max
         {

@@ -1,186 +1,299 @@
-//! A change of the shard's partitions: without a copy where there is time for it.
+//! A change of the shard's partitions while it goes on: what stays is not touched.
 //!
 //! Invariants
-//! - Partitions change only between runs: nothing is in flight and every outcome is written. So whoever is next begins
-//!   behind what was published, and before what was not.
-//! - What is resolved of a partition is known exactly at that moment: what the reader has read, less the transactions
-//!   of which a message of *this* partition is open. (The cursor lists a transaction while a message of *any* of its
-//!   partitions is open: good enough after a crash, a copy too many at a hand-over.)
-//! - Partitions that stay begin from that as well: a change costs them a short pause and no copy.
-//! - It does not wait for ever: a backlog of which a page is half read, or a database that does not answer, gets
-//!   [`PATIENCE_US`] and then costs copies (the next owner reads that page again).
-//! - An orderly stop, a take-over or another life of the server ends it: then what is persisted is the truth.
-
-use std::collections::VecDeque;
+//! - Partitions that leave are **frozen** first: what is in their lanes is published, what comes now waits outside of
+//!   them. So at the end a transaction is published whole or not at all, and nobody publishes any of it again.
+//! - What is resolved of a partition is known exactly: what the reader has read, less the transactions of which a
+//!   message of *this* partition is open. (The cursor lists a transaction while a message of *any* partition is open:
+//!   good enough after a crash, a copy too many at a hand-over.)
+//! - What is open of a partition that leaves stays open in the ledger until the database says that it has left: no
+//!   cursor passes it before.
+//! - Partitions that come are read from where they were left, by going back; what was fed of the others is not fed
+//!   again. Before that, what is resolved of the others is written: the cursors of the time until the reader has caught
+//!   up say less.
+//! - None of it waits for ever: after [`PATIENCE_US`] it costs copies instead, which a fault may cost too. A stop, a
+//!   take-over or another life of the server ends it: then what is persisted is the truth.
 
 use hashbrown::HashMap;
 
 use super::Shard;
+use super::settle::SettleQueue;
 use super::state::State;
-use crate::ids::{Epoch, Incarnation};
+use crate::ids::Incarnation;
+use crate::plan::lanes::{LaneState, Source};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{HeldPartition, Release, Store};
+use crate::seam::store::{HeldPartition, LoadReply, ReadPosition, Release, Store, StoreError};
 use crate::time::Tick;
 
-/// How long it waits for the reader to finish what it is reading while runs go on, and then once more for everything
-/// to be written while they do not.
+/// How long the shard may take to come to the right moment by itself.
 const PATIENCE_US: u64 = 1_000_000;
+/// How often it looks whether that has come.
+const LOOK_US: u64 = 2_000;
 
-/// What was asked for.
-#[derive(Debug)]
-pub(super) enum Change {
-    /// Another set.
-    Hold { ownership: i64, held: Vec<HeldPartition> },
-    /// These leave.
-    Release { partitions: Vec<u32>, reply: futures_channel::oneshot::Sender<Release> },
-}
-
-/// Changes that wait. There are few: the lease keeper asks for one hand-over at a time.
+/// A change of partitions, if one is under way.
 #[derive(Debug, Default)]
 pub(super) struct Regroup {
-    changes: VecDeque<Change>,
-    /// Since when the first waits.
-    since: Option<Tick>,
-    /// Since when no run starts and nothing is admitted from memory.
-    paused: Option<Tick>,
-    /// What is resolved of the partitions that stay, until they are loaded: partition, fence, set.
-    kept: Vec<(u32, i64, Snapshot)>,
-    kept_epoch: Option<Epoch>,
+    leaving: Option<Leaving>,
+    coming: Option<Coming>,
+    /// How often the reader has read a snapshot whole.
+    pub(super) wholes: u64,
+}
+
+/// Partitions that are on their way to somebody else.
+#[derive(Debug)]
+struct Leaving {
+    partitions: Vec<u32>,
+    /// Until it is answered.
+    reply: Option<futures_channel::oneshot::Sender<Release>>,
+    since: Tick,
+    /// Own flushes up to this one may have been published before the reader has passed them.
+    last_flush: i64,
+    /// The reader is through what it was reading.
+    whole: u64,
+    /// No run starts any more: they had their time.
+    halted: bool,
+    /// Not everything that was published is written: what is known here is not handed over.
+    unclean: bool,
+    /// What has come since, with its partition.
+    frozen: Vec<(u32, Source)>,
+}
+
+/// A set with further partitions.
+#[derive(Debug)]
+struct Coming {
+    ownership: i64,
+    held: Vec<HeldPartition>,
+    since: Tick,
 }
 
 impl State {
-    /// Another set of partitions, at once or as soon as nothing is in flight.
-    pub(super) fn change_partitions(&mut self, incarnation: Incarnation, ownership: i64, held: Vec<HeldPartition>) {
+    /// Another set of partitions: at once, or when the shard has come so far.
+    pub(super) fn change_partitions(
+        &mut self,
+        incarnation: Incarnation,
+        ownership: i64,
+        held: Vec<HeldPartition>,
+        now: Tick,
+    ) {
         let same_life = self.incarnation == Some(incarnation) && !held.is_empty();
         if same_life && self.stopping.is_some() {
             // It publishes what is in hand, and leaves; what came meanwhile leaves with it.
             return;
         }
-        if !same_life || !self.loaded {
-            let keeps_what_it_knows = self.incarnation == Some(incarnation);
-            self.end_regroup();
-            if !keeps_what_it_knows {
-                self.regroup.kept.clear();
+        let left = self.regroup.leaving.take_if(|leaving| {
+            leaving.reply.is_none() && !held.iter().any(|of| leaving.partitions.contains(&of.partition))
+        });
+        let is_kept = |state: &Self| state.held.iter().all(|partition| state.is_among(*partition, &held));
+        if same_life && self.loaded {
+            if let Some(left) = left.filter(|left| !left.unclean) {
+                self.drop_partitions(&left);
             }
-            self.set_partitions(incarnation, ownership, &held);
-            return;
+            if self.regroup.leaving.is_none() && is_kept(self) {
+                if held.len() == self.held.len() {
+                    self.ownership = ownership;
+                    self.regroup.coming = None;
+                } else {
+                    self.regroup.coming = Some(Coming { ownership, held, since: now });
+                }
+                return;
+            }
         }
-        self.regroup.changes.push_back(Change::Hold { ownership, held });
+        self.end_regroup();
+        self.set_partitions(incarnation, ownership, &held);
     }
 
-    /// These partitions leave as soon as nothing is in flight; the answer is what is resolved of them.
+    /// These partitions leave as soon as nothing of them is under way; the answer is what is resolved of them.
     pub(super) fn release_partitions(
         &mut self,
         partitions: Vec<u32>,
         reply: futures_channel::oneshot::Sender<Release>,
+        now: Tick,
     ) {
-        if self.stopping.is_some() {
-            return; // They leave with the others, behind the last cursor; the reply that goes says that they stay.
+        if self.stopping.is_some() || self.regroup.coming.is_some() {
+            return; // The reply that goes says that they stay; with a stop they leave behind the last cursor.
         }
-        let change = Change::Release { partitions, reply };
-        if self.loaded {
-            self.regroup.changes.push_back(change);
-        } else {
+        self.regroup.leaving = Some(Leaving {
+            partitions,
+            reply: Some(reply),
+            since: now,
+            last_flush: self.flush_number,
+            whole: self.regroup.wholes + u64::from(self.reader.page.is_some() || !self.caught_up),
+            halted: false,
+            unclean: false,
+            frozen: Vec::new(),
+        });
+        if !self.loaded {
             // Nothing is known here beyond what is persisted.
-            self.apply(change, None);
+            self.answer_release(None);
         }
     }
 
-    /// Whether no run may start, and nothing may be admitted from memory.
-    pub(super) fn is_paused(&self) -> bool {
-        self.regroup.paused.is_some()
+    /// Whether the partition is on its way out.
+    pub(super) fn is_leaving(&self, partition: u32) -> bool {
+        self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.partitions.contains(&partition))
     }
 
-    /// Whether the claim has to stand still: all it could bring would only have to be written again.
-    pub(super) fn is_claim_paused(&self) -> bool {
-        self.is_paused() && self.flushes.is_empty() && self.reader.page.is_none()
+    /// Takes a message of a partition that leaves: it stays open, and is published by the next owner.
+    pub(super) fn freeze(&mut self, partition: u32, source: Source) {
+        if let Some(leaving) = &mut self.regroup.leaving {
+            leaving.frozen.push((partition, source));
+        }
     }
 
-    /// Gives waiting changes up, because what is persisted is to be the truth.
+    /// Messages that wait outside of lanes for their partition to leave.
+    pub(super) fn frozen_rows(&self) -> usize {
+        self.regroup.leaving.as_ref().map_or(0, |leaving| leaving.frozen.len())
+    }
+
+    /// Whether no run may start.
+    pub(super) fn is_halted(&self) -> bool {
+        self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.halted && leaving.reply.is_some())
+    }
+
+    /// Whether own flushes are left to the claim, which is to pass all of them soon.
+    pub(super) fn is_coming(&self) -> bool {
+        self.regroup.coming.is_some()
+    }
+
+    /// Whether the claim is to look at once, so that a change gets on.
+    pub(super) fn hurries_claim(&self) -> bool {
+        (self.regroup.coming.is_some() || self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.reply.is_some()))
+            && (!self.flushes.is_empty() || self.reader.page.is_some() || !self.caught_up)
+    }
+
+    /// Gives a change up, because what is persisted is to be the truth. Whoever waits for an answer gets none.
     pub(super) fn end_regroup(&mut self) {
-        self.regroup.changes.clear(); // Whoever waits for an answer sees that there is none.
-        self.regroup.since = None;
-        self.regroup.paused = None;
+        self.regroup.leaving = None;
+        self.regroup.coming = None;
     }
 
-    /// Gets on with a change; answers when to look again, if one waits.
-    fn step_regroup(&mut self, now: Tick) -> Option<Tick> {
-        if self.regroup.changes.is_empty() {
-            return None;
-        }
+    fn is_among(&self, partition: u32, held: &[HeldPartition]) -> bool {
+        held.iter().any(|of| of.partition == partition && of.fence == self.fence(partition))
+    }
+
+    /// Gets on with a hand-over; answers when to look again.
+    fn step_leaving(&mut self, now: Tick) -> Option<Tick> {
+        let leaving = self.regroup.leaving.as_ref().filter(|leaving| leaving.reply.is_some())?;
         if self.stopping.is_some() {
             self.end_regroup();
             return None;
         }
         if !self.loaded {
-            return Some(now.plus_ms(20));
+            // Another life of the server, or a fence, came between.
+            self.answer_release(None);
+            return None;
         }
-        if let Some(Change::Hold { ownership, held }) = self.regroup.changes.front()
-            && self.holds_just(held)
-        {
-            self.ownership = *ownership;
-            self.regroup.changes.pop_front();
-            return self.step_regroup(now);
+        let is_read = self.regroup.wholes >= leaving.whole
+            && self.flushes.front().is_none_or(|oldest| oldest.number > leaving.last_flush);
+        let is_written = !self.settling && !self.settle.concerns(&self.lanes, |of| leaving.partitions.contains(&of));
+        let waited_us = now.since_us(leaving.since);
+        if is_read && is_written && self.lanes_rest(&leaving.partitions) {
+            let exact = self.resolved_exactly();
+            self.answer_release(Some(exact));
+            return None;
         }
-        let since = *self.regroup.since.get_or_insert(now);
-        let page_read = self.reader.page.is_none() && self.caught_up;
-        if self.regroup.paused.is_none() && !page_read && now.since_us(since) < PATIENCE_US {
-            return Some(since.plus_us(PATIENCE_US));
+        if waited_us >= PATIENCE_US && self.runs_in_flight == 0 && (is_written || waited_us >= 2 * PATIENCE_US) {
+            let exact = is_written.then(|| self.resolved_exactly());
+            self.answer_release(exact);
+            return None;
         }
-        let paused = *self.regroup.paused.get_or_insert(now);
-        let impatient = now.since_us(paused) >= PATIENCE_US;
-        let written = !self.settling && self.settle.is_empty();
-        let read = self.flushes.is_empty() && page_read;
-        if self.runs_in_flight > 0 || !((written && read) || impatient) {
-            return Some(if impatient { now.plus_ms(20) } else { paused.plus_us(PATIENCE_US) });
+        let halted = waited_us >= PATIENCE_US;
+        if let Some(leaving) = &mut self.regroup.leaving {
+            leaving.halted = halted;
         }
-        if let Some(change) = self.regroup.changes.pop_front() {
-            let exact = written.then(|| self.resolved_exactly());
-            self.apply(change, exact);
-        }
-        self.regroup.since = None;
-        self.regroup.paused = None;
-        Some(now)
+        Some(now.plus_us(LOOK_US))
     }
 
-    fn holds_just(&self, held: &[HeldPartition]) -> bool {
-        held.len() == self.held.len() && held.iter().all(|of| self.fence(of.partition) == of.fence)
+    /// Whether nothing of these partitions is in a lane or on its way.
+    fn lanes_rest(&self, partitions: &[u32]) -> bool {
+        self.lanes.all(|lane| {
+            !partitions.contains(&lane.partition)
+                || (lane.len == 0
+                    && lane.copying == 0
+                    && lane.deleting == 0
+                    && !matches!(lane.state, LaneState::InFlight | LaneState::Dying))
+        })
     }
 
-    /// Makes the change. `exact`: of each partition held, what is resolved.
-    fn apply(&mut self, change: Change, exact: Option<Vec<(u32, Snapshot)>>) {
-        let Some(incarnation) = self.incarnation else { return };
-        let known = exact.is_some();
-        let mut kept: Vec<(u32, i64, Snapshot)> = match exact {
-            Some(exact) => exact
-                .into_iter()
-                .map(|(partition, resolved)| (partition, self.fence(partition), resolved))
-                .collect(),
-            None if self.loaded => Vec::new(),
-            None => std::mem::take(&mut self.regroup.kept),
+    fn answer_release(&mut self, exact: Option<Vec<(u32, Snapshot)>>) {
+        let epoch = self.epoch;
+        let Some(leaving) = &mut self.regroup.leaving else { return };
+        leaving.unclean = exact.is_none();
+        let of = |partition: &u32| {
+            let found = exact.as_ref().and_then(|exact| exact.iter().find(|(of, _)| of == partition));
+            (*partition, found.map(|(_, resolved)| resolved.clone()))
         };
-        let epoch = if known { self.epoch } else { self.regroup.kept_epoch };
-        let (ownership, held) = match change {
-            Change::Hold { ownership, held } => (ownership, held),
-            Change::Release { partitions, reply } => {
-                let of = |partition: &u32| {
-                    let found = kept.iter().find(|(of, fence, _)| of == partition && *fence == self.fence(*of));
-                    (*partition, found.map(|(_, _, resolved)| resolved.clone()))
-                };
-                // Who has asked may have gone: then the next owner begins at the last cursor.
-                let _ = reply.send(Release { epoch, partitions: partitions.iter().map(of).collect() });
-                let stay = self.held.iter().filter(|partition| !partitions.contains(partition));
-                let held = stay.map(|partition| HeldPartition { partition: *partition, fence: self.fence(*partition) });
-                (self.ownership, held.collect::<Vec<_>>())
+        let release = Release { epoch, partitions: leaving.partitions.iter().map(of).collect() };
+        if let Some(reply) = leaving.reply.take() {
+            // Who has asked may have gone: then it has ended, and so will this.
+            let _ = reply.send(release);
+        }
+    }
+
+    /// They have left: nothing of them is this shard's concern.
+    fn drop_partitions(&mut self, left: &Leaving) {
+        let gone = |partition: u32| left.partitions.contains(&partition);
+        self.drain.retain(|lane| !gone(self.lanes.lane(*lane).partition));
+        let mut sources = Vec::new();
+        self.lanes.remove_if(gone, |source| sources.push(source));
+        sources.extend(left.frozen.iter().map(|(_, source)| *source));
+        sources.into_iter().for_each(|source| self.resolve(source));
+        self.held.retain(|partition| !gone(*partition));
+        self.bases.retain(|(partition, _)| !gone(*partition));
+        for partition in &left.partitions {
+            if let Some(fence) = self.fences.get_mut(*partition as usize) {
+                *fence = 0;
             }
-        };
-        kept.retain(|(partition, fence, _)| {
-            held.iter().any(|of| of.partition == *partition && of.fence == *fence)
-        });
-        self.set_partitions(incarnation, ownership, &held);
-        (self.regroup.kept, self.regroup.kept_epoch) = (kept, epoch);
+        }
+        self.numbers.forget_numbers();
+        self.cursor_dirty = true;
+        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
+    }
+
+    /// Partitions that are to be read from now on, if the moment has come: those, and what is to be written of the
+    /// others first.
+    fn ready_to_add(&mut self, now: Tick) -> Option<(Vec<u32>, Release)> {
+        let coming = self.regroup.coming.as_ref()?;
+        let is_read = self.flushes.is_empty() && self.reader.page.is_none() && self.caught_up;
+        if is_read && self.regroup.leaving.is_none() {
+            let new = coming.held.iter().map(|of| of.partition).filter(|of| !self.holds(*of)).collect();
+            let kept = self.resolved_exactly().into_iter().map(|(partition, resolved)| (partition, Some(resolved)));
+            return Some((new, Release { epoch: self.epoch, partitions: kept.collect() }));
+        }
+        if now.since_us(coming.since) >= PATIENCE_US
+            && let (Some(incarnation), Some(coming)) = (self.incarnation, self.regroup.coming.take())
+        {
+            self.end_regroup();
+            self.set_partitions(incarnation, coming.ownership, &coming.held);
+        }
+        None
+    }
+
+    /// They are loaded: the reader goes back to where they were left.
+    fn added(&mut self, reply: LoadReply, new: &[u32], now: Tick) {
+        let Some(coming) = self.regroup.coming.take() else { return };
+        if self.epoch != Some(reply.epoch)
+            && let Some(incarnation) = self.incarnation
+        {
+            // Another life of the server: everything is read anew.
+            return self.set_partitions(incarnation, coming.ownership, &coming.held);
+        }
+        let fed = std::mem::take(&mut self.reader).read;
+        let mut read = fed.clone();
+        self.bases = self.held.iter().map(|partition| (*partition, fed.clone())).collect();
+        for (partition, resolved) in new.iter().zip(reply.resolved) {
+            read = read.intersection(&resolved);
+            self.bases.push((*partition, resolved));
+        }
+        self.bases.retain(|(_, base)| *base != read);
+        self.bases.sort_unstable_by_key(|(partition, _)| *partition);
+        self.hold(coming.ownership, &coming.held);
+        self.reader = ReadPosition { read, ..ReadPosition::default() };
+        self.caught_up = false;
+        self.numbers.forget_numbers();
+        self.restore_parked(reply.parked, now);
     }
 
     /// Of each partition held, what is resolved: see the top of this file.
@@ -215,7 +328,7 @@ impl State {
         self.held.iter().map(|partition| (*partition, resolved(*partition))).collect()
     }
 
-    /// Messages in lanes, and those that wait for the claim: a call for each reference.
+    /// Messages in lanes, those that wait for the claim, and the frozen ones: a call for each reference.
     fn each_open_reference(&self, mut each: impl FnMut(u32, u64)) {
         self.lanes.each_message(|partition, source| {
             if let Some(xid) = self.ledger.xid(source.transaction) {
@@ -229,35 +342,62 @@ impl State {
                 (0..references).for_each(|_| each(rows.partition[*row as usize], record.xid));
             }
         }
-    }
-
-    /// What is known of the partitions that stay, to be written before they are loaded again.
-    pub(super) fn kept(&self) -> Release {
-        let still = self.regroup.kept.iter().filter(|(partition, fence, _)| self.fence(*partition) == *fence);
-        let partitions = still.map(|(partition, _, resolved)| (*partition, Some(resolved.clone()))).collect();
-        Release { epoch: self.regroup.kept_epoch, partitions }
-    }
-
-    /// It is written, unless the partitions have changed again meanwhile.
-    pub(super) fn kept_is_stored(&mut self, era: u32) {
-        if self.era == era {
-            self.regroup.kept.clear();
+        for (partition, source) in self.regroup.leaving.iter().flat_map(|leaving| &leaving.frozen) {
+            if let Some(xid) = self.ledger.xid(source.transaction) {
+                each(*partition, xid);
+            }
         }
+    }
+}
+
+impl SettleQueue {
+    /// Whether something that is to be written is of such a partition.
+    fn concerns(&self, lanes: &crate::plan::lanes::Lanes, of: impl Fn(u32) -> bool) -> bool {
+        let lane = |lane: &crate::plan::lanes::LaneIndex| of(lanes.lane(*lane).partition);
+        self.park.iter().any(|park| of(park.partition))
+            || self.spill.iter().any(|(spill, ..)| of(spill.partition))
+            || self.drained.iter().any(|(drained, _)| of(drained.partition))
+            || self.dead.iter().any(|(dead, _)| of(dead.partition))
+            || self.missing.iter().any(|(dead, ..)| of(dead.partition))
+            || self.unpark.iter().any(lane)
     }
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
-    /// Gets on with a change of partitions, if one waits; answers when to look again.
+    /// Gets on with a hand-over, if one is under way; answers when to look again.
     pub(super) fn regroup(&self) -> Tick {
-        let (look_again, changed) = {
+        let (look_again, hurries) = {
             let mut state = self.state.borrow_mut();
-            let before = (state.era, state.is_paused());
-            let look_again = state.step_regroup(self.runtime.now());
-            (look_again, before != (state.era, state.is_paused()))
+            let look_again = state.step_leaving(self.runtime.now());
+            (look_again, state.hurries_claim())
         };
-        if changed {
-            self.raise_all();
+        if hurries {
+            self.claim_signal.raise();
         }
         look_again.unwrap_or(Tick::NEVER)
     }
+
+    /// Begins to read for further partitions, if they have come and the moment is right. Nothing else is read or
+    /// admitted meanwhile.
+    pub(super) async fn add_partitions(&self) -> Result<bool, StoreError> {
+        let (incarnation, new, kept, era) = {
+            let mut state = self.state.borrow_mut();
+            let Some((new, kept)) = state.ready_to_add(self.runtime.now()) else { return Ok(false) };
+            let Some(incarnation) = state.incarnation else { return Ok(false) };
+            (incarnation, new, kept, state.era)
+        };
+        self.within_deadline(self.store.keep_resolved(incarnation, &kept)).await?;
+        let reply = self.within_deadline(self.store.load(incarnation, &new)).await?;
+        let mut state = self.state.borrow_mut();
+        // Another change may have come meanwhile: then this one begins again.
+        let is_same = |coming: &Coming| {
+            let wanted = coming.held.iter().map(|of| of.partition);
+            wanted.filter(|of| !state.holds(*of)).eq(new.iter().copied())
+        };
+        if state.era == era && state.regroup.coming.as_ref().is_some_and(is_same) {
+            state.added(reply, &new, self.runtime.now());
+        }
+        Ok(true)
+    }
 }
+

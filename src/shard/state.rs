@@ -216,6 +216,7 @@ impl State {
     /// later `xmax`: what it lists is not read.
     pub(super) fn read_whole(&mut self) {
         self.caught_up = true;
+        self.regroup.wholes += 1;
         self.bases.clear();
         self.flushes_were_read();
         let read = &self.reader.read;
@@ -233,6 +234,12 @@ impl State {
             self.flush_number = 0;
         }
         self.incarnation = Some(incarnation);
+        self.hold(ownership, held);
+        self.reset();
+    }
+
+    /// These are the shard's partitions.
+    pub(super) fn hold(&mut self, ownership: i64, held: &[HeldPartition]) {
         self.ownership = ownership;
         self.held.clear();
         self.fences.iter_mut().for_each(|fence| *fence = 0);
@@ -243,7 +250,6 @@ impl State {
             }
             self.fences[partition.partition as usize] = partition.fence;
         }
-        self.reset();
     }
 
     /// Drops lanes, numbers and bookkeeping. The claim loop loads again when nothing is in flight. `met_meanwhile`

@@ -310,7 +310,8 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         claimants.push(Claimant { id: incarnation.id, held: of.held.len() as u32 });
         let held: Vec<u32> = of.held.iter().map(|held| held.partition).collect();
         let moves = assign::moves(of.partition_count, &claimants, incarnation.id, &held, &members.free);
-        if of.ownership < 0 || !moves.take.is_empty() {
+        // While some are on their way out the set does not change otherwise: a shard can tell by it that they have left.
+        if of.leaving.is_none() && (of.ownership < 0 || !moves.take.is_empty()) {
             match self.within_limit(self.coordination.take_partitions(incarnation, &moves.take)).await? {
                 None => return Ok(Step::Dead),
                 Some(taken) => {

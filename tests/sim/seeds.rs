@@ -94,7 +94,8 @@ fn without_faults_no_copy_goes_out() {
 #[test]
 fn members_that_come_and_go_cost_no_copy() {
     let mut moved = 0;
-    for seed in 0..40 {
+    let first = setting("CORELANE_SIM_FIRST").unwrap_or(0);
+    for seed in first..first + setting("CORELANE_SIM_SEEDS").map_or(40, |count| count / 4) {
         let drawn = Scenario::drawn(seed);
         let scenario = Scenario {
             faults: Faults { leave: 10, add: 10, ..Faults::default() },
