@@ -1,6 +1,12 @@
 -- What pg_dump shows of a fresh schema. Written by tests/it/schema.rs with CORELANE_UPDATE_GOLDEN=1, never by hand.
 CREATE SCHEMA corelane;
 
+CREATE FUNCTION corelane.announce(p_incarnation integer DEFAULT NULL::integer) RETURNS void
+    LANGUAGE sql
+    AS $$
+    select pg_notify("corelane".wh_channel(), 'work:' || coalesce(p_incarnation::text, ''))
+$$;
+
 CREATE FUNCTION corelane.check_installation(OUT fits boolean, OUT why_not text, OUT partition_count integer, OUT generation integer) RETURNS record
     LANGUAGE plpgsql STABLE
     SET search_path TO 'corelane', 'pg_temp'
@@ -273,6 +279,7 @@ begin
     v_alive := found;
     if v_alive then
         perform wh_free_partitions(p_incarnation);
+        perform pg_notify(wh_channel(), 'members');
     end if;
     perform pg_advisory_unlock(l.classid::int4, l.objid::int4)
     from pg_locks l
@@ -355,6 +362,29 @@ CREATE FUNCTION corelane.hold_instance(p_incarnation integer) RETURNS boolean
     select pg_try_advisory_lock("corelane".wh_lock_class(4), p_incarnation)
 $$;
 
+CREATE FUNCTION corelane.keep_resolved(p_incarnation integer, p_epoch uuid, p_partitions integer[], p_resolved pg_snapshot[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'corelane', 'pg_temp'
+    AS $$
+begin
+    perform pg_advisory_xact_lock_shared(wh_lock_class(3), p_incarnation);
+    update wh_partition p
+    set base = wh_snapshot_union(p.base, u.resolved)
+    from unnest(p_partitions, p_resolved) u("partition", resolved)
+    where p.partition = u.partition and p.owner = p_incarnation
+        and p_epoch = (select e.token from wh_epoch e);
+end
+$$;
+
+CREATE FUNCTION corelane.listen_instance() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'corelane', 'pg_temp'
+    AS $$
+begin
+    execute format('listen %I', wh_channel());
+end
+$$;
+
 CREATE FUNCTION corelane.load_shard(p_incarnation integer, p_partitions integer[]) RETURNS TABLE(partition integer, base text, cursor text, lane_id uuid, destination text, attempts integer, due_in_ms bigint)
     LANGUAGE sql STABLE
     AS $$
@@ -380,28 +410,40 @@ begin
     update wh_instance i
     set state = 1
     where i.number = p_incarnation and i.state = 0
-        and (p_early or (i.counter = p_counter and i.lease_until < clock_timestamp()));
+        and (p_early and i.direct or i.counter = p_counter and i.lease_until < clock_timestamp());
     if not found then
         return false;
     end if;
     perform wh_free_partitions(p_incarnation);
+    perform pg_notify(wh_channel(), 'members');
     return true;
 end
 $$;
 
-CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean, connected boolean)
+CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_partitions integer, number integer, id uuid, counter bigint, expired boolean, connected boolean, owns boolean, held integer, free integer[])
     LANGUAGE sql
     AS $$
-    select f.free_partitions, i.number, i.id, i.counter, i.lease_until < clock_timestamp(),
-        case when i.number is not null then i.number::oid in (
-            select l.objid from pg_locks l
-            where l.locktype = 'advisory' and l.classid = "corelane".wh_lock_class(4)::oid and l.objsubid = 2 and l.granted
-                and l.database = (select d.oid from pg_database d where d.datname = current_database()))
-        end
-    from (select count(*)::int4 as free_partitions from "corelane".wh_partition p where p.owner is null) f
-    left join "corelane".wh_instance i
-        on i.state = 0 and i.number <> p_incarnation
-        and exists (select from "corelane".wh_partition p where p.owner = i.number)
+    select cardinality(f.free), i.number, i.id, i.counter, i.lease_until < clock_timestamp(),
+        case
+            when not i.direct then true
+            when i.number is not null then i.number::oid in (
+                select l.objid from pg_locks l
+                where l.locktype = 'advisory' and l.classid = "corelane".wh_lock_class(4)::oid and l.objsubid = 2
+                    and l.granted
+                    and l.database = (select d.oid from pg_database d where d.datname = current_database()))
+        end,
+        i.owns, i.held, f.free
+    from (
+        select coalesce(array_agg(p.partition order by p.partition) filter (where p.owner is null), '{}') as free
+        from "corelane".wh_partition p
+    ) f
+    left join (
+        select i.*, coalesce(o.held, 0) as held
+        from "corelane".wh_instance i
+        left join (select p.owner, count(*)::int4 as held from "corelane".wh_partition p group by p.owner) o
+            on o.owner = i.number
+        where i.state = 0 and i.number <> p_incarnation and (i.owns or o.held > 0)
+    ) i on true
     order by i.number
 $$;
 
@@ -597,21 +639,67 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.register_instance(p_id uuid, p_service_name text, p_instance_name text, p_lease_ms bigint, p_shards integer, OUT number integer, OUT partition_count integer) RETURNS record
+CREATE FUNCTION corelane.register_instance(p_id uuid, p_service_name text, p_instance_name text, p_lease_ms bigint, p_shards integer, p_owns boolean DEFAULT true, p_direct boolean DEFAULT true, OUT number integer, OUT partition_count integer) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     AS $$
 declare
     v_why_not text;
+    v_service_name text;
 begin
     select c.why_not, c.partition_count into v_why_not, partition_count from check_installation() c;
     if v_why_not is not null then
         raise exception '%', v_why_not using errcode = 'CL002';
     end if;
-    insert into wh_instance as i (id, service_name, instance_name, lease_until, shards)
-    values (p_id, p_service_name, p_instance_name, clock_timestamp() + p_lease_ms * interval '1 millisecond', p_shards)
+    if p_owns then
+        select i.service_name into v_service_name
+        from wh_instance i
+        where i.state = 0 and i.owns and i.service_name <> p_service_name and i.lease_until > clock_timestamp()
+        order by i.number limit 1;
+        if found then
+            raise exception 'the partitions of this schema belong to the service %: service % cannot own any',
+                v_service_name, p_service_name
+                using errcode = 'CL008', hint = 'Give each service a schema of its own, or let this one only store.';
+        end if;
+    end if;
+    insert into wh_instance as i (id, service_name, instance_name, lease_until, shards, owns, direct)
+    values (p_id, p_service_name, p_instance_name, clock_timestamp() + p_lease_ms * interval '1 millisecond', p_shards,
+        p_owns, p_direct)
     returning i.number into "number";
-    perform pg_advisory_lock(wh_lock_class(4), "number");
+    if p_direct then
+        perform pg_advisory_lock(wh_lock_class(4), "number");
+    end if;
+    if p_owns then
+        perform pg_notify(wh_channel(), 'members');
+    end if;
+end
+$$;
+
+CREATE FUNCTION corelane.release_partitions(p_incarnation integer, p_epoch uuid, p_partitions integer[], p_resolved pg_snapshot[], OUT ownership bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'corelane', 'pg_temp'
+    AS $$
+begin
+    perform pg_advisory_xact_lock(wh_lock_class(3), p_incarnation);
+    update wh_instance i set ownership = i.ownership + 1
+    where i.number = p_incarnation and i.state = 0
+    returning i.ownership into ownership;
+    if not found then
+        return;
+    end if;
+    update wh_partition p
+    set owner = null, fence = p.fence + 1,
+        base = case
+            when u.resolved is not null and p_epoch = (select e.token from wh_epoch e)
+                then wh_snapshot_union(wh_snapshot_union(r.base, r.cursor), u.resolved)
+            else wh_snapshot_union(r.base, r.cursor)
+        end
+    from unnest(p_partitions, p_resolved) u("partition", resolved)
+    join wh_resolved r on r.partition = u.partition
+    where p.partition = u.partition and p.owner = p_incarnation;
+    if found then
+        perform pg_notify(wh_channel(), 'members');
+    end if;
 end
 $$;
 
@@ -1166,7 +1254,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.take_partitions(p_incarnation integer) RETURNS TABLE(ownership bigint, partition integer[], fence bigint[])
+CREATE FUNCTION corelane.take_partitions(p_incarnation integer, p_partitions integer[] DEFAULT NULL::integer[]) RETURNS TABLE(ownership bigint, partition integer[], fence bigint[])
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     AS $$
@@ -1183,7 +1271,12 @@ begin
     end if;
     update wh_partition p
     set owner = p_incarnation, fence = p.fence + 1, ownership = v_ownership + 1
-    from (select f.partition from wh_partition f where f.owner is null order by f.partition for update skip locked) f
+    from (
+        select f.partition from wh_partition f
+        where f.owner is null and (p_partitions is null or f.partition = any (p_partitions))
+        order by f.partition
+        for update skip locked
+    ) f
     where p.partition = f.partition;
     if found then
         v_ownership := v_ownership + 1;
@@ -1195,6 +1288,12 @@ begin
     from wh_partition p
     where p.owner = p_incarnation;
 end
+$$;
+
+CREATE FUNCTION corelane.wait_for_end(p_incarnation integer) RETURNS boolean
+    LANGUAGE sql
+    AS $$
+    select pg_advisory_xact_lock_shared("corelane".wh_lock_class(4), p_incarnation) is not null
 $$;
 
 CREATE FUNCTION corelane.wh_carry_numbers(p_segment smallint) RETURNS boolean
@@ -1226,6 +1325,12 @@ begin
     where r.segment = p_segment;
     return v_count < 20000;
 end
+$$;
+
+CREATE FUNCTION corelane.wh_channel() RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    select 'corelane_' || '"corelane"'::pg_catalog.regnamespace::pg_catalog.oid::pg_catalog.text
 $$;
 
 CREATE FUNCTION corelane.wh_check_messages(message_ids uuid[], stream_ids uuid[], type_names text[], payloads bytea[], event_flags boolean[], destinations text[], reference_messages integer[], reference_destinations text[], correlation_ids uuid[], causation_ids uuid[], trace_ids uuid[], span_ids bigint[], trace_flags smallint[], content_types text[], metadata bytea[], dues timestamp with time zone[]) RETURNS void
@@ -1892,6 +1997,8 @@ CREATE TABLE corelane.wh_instance (
     state smallint DEFAULT 0 NOT NULL,
     service_name text NOT NULL,
     instance_name text NOT NULL,
+    owns boolean DEFAULT true NOT NULL,
+    direct boolean DEFAULT true NOT NULL,
     CONSTRAINT wh_instance_instance_name_check CHECK (((octet_length(instance_name) >= 1) AND (octet_length(instance_name) <= 255))),
     CONSTRAINT wh_instance_service_name_check CHECK (((octet_length(service_name) >= 1) AND (octet_length(service_name) <= 255))),
     CONSTRAINT wh_instance_shards_check CHECK (((shards >= 1) AND (shards <= 1024))),

@@ -107,7 +107,8 @@ impl ThreadMain for KeeperMain {
 
     async fn run<R: Dial>(self, runtime: R) {
         let ear = Ear::default();
-        let connect = Rc::new(self.connect.on(runtime.clone()).on_notification(ear.on_notification()));
+        let connect = Rc::new(self.connect.on(runtime.clone()));
+        let listening = Rc::new(self.connect.on(runtime.clone()).on_notification(ear.on_notification()));
         let shards = self.shards;
         let count = shards.len() as u16;
         let tell = move |shard: u16, control: Control| {
@@ -127,7 +128,7 @@ impl ThreadMain for KeeperMain {
         };
         let keeper = Keeper {
             runtime,
-            coordination: PostgresCoordination::new(connect, &self.schema).listening(ear),
+            coordination: PostgresCoordination::new(connect, &self.schema).listening(listening, ear),
             service_name: self.service_name,
             instance_name: self.instance_name,
             shards: count,

@@ -70,6 +70,8 @@ pub struct Heard {
     pub members: bool,
     /// Messages were stored by somebody else than the owner of their partition.
     pub work: bool,
+    /// The connection that holds the session lock has ended: others may take over.
+    pub lost: bool,
 }
 
 /// Who an incarnation is.

@@ -214,6 +214,11 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     if heard.work {
                         (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
                     }
+                    if heard.lost {
+                        // No new run before the incarnation is proved alive.
+                        self.lease.end();
+                        return 0;
+                    }
                     if heard.members {
                         return HEARD_MS;
                     }

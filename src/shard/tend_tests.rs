@@ -171,7 +171,7 @@ impl Coordination for Door {
         while !self.0.said.take() {
             self.0.clock.sleep_until(self.0.clock.now().plus_ms(1)).await;
         }
-        Heard { members: true, work: false }
+        Heard { members: true, ..Heard::default() }
     }
 
     async fn deregister_instance(&self, _incarnation: Incarnation) -> Result<(), StoreError> {

@@ -110,8 +110,9 @@ pub struct Connector<R> {
     on_notification: Option<OnNotification>,
 }
 
-/// Gets the payload of every notification that a connection receives, on the connection's thread.
-pub type OnNotification = Rc<dyn Fn(&str)>;
+/// Gets the payload of every notification that a connection receives, and `None` when the connection is lost, on the
+/// connection's thread.
+pub type OnNotification = Rc<dyn Fn(Option<&str>)>;
 
 impl<R> Connector<R> {
     /// The same; its connections hand over what they hear. They hear only what they LISTEN to.
@@ -251,13 +252,16 @@ where
                 None => return,
                 Some(Ok(AsyncMessage::Notification(said))) => {
                     if let Some(hear) = &hear {
-                        hear(said.payload());
+                        hear(Some(said.payload()));
                     }
                 }
                 Some(Ok(AsyncMessage::Notice(notice))) => tracing::info!("{}: {}", notice.severity(), notice.message()),
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     tracing::warn!(error = %StoreError::from_postgres(&error), "a connection to the database has ended");
+                    if let Some(hear) = &hear {
+                        hear(None);
+                    }
                     return;
                 }
             }

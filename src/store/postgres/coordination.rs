@@ -60,11 +60,12 @@ impl Ear {
         let ear = self.0.clone();
         Rc::new(move |said| {
             let mut heard = ear.heard.get();
-            match said.strip_prefix("work:") {
-                Some(who) if who.parse() == Ok(ear.own.get()) => return,
-                Some(_) => heard.work = true,
+            match said.map(|said| said.strip_prefix("work:")) {
+                Some(Some(who)) if who.parse() == Ok(ear.own.get()) => return,
+                Some(Some(_)) => heard.work = true,
                 // What a newer version says is worth a look too.
-                None => heard.members = true,
+                Some(None) => heard.members = true,
+                None => heard.lost = true,
             }
             ear.heard.set(heard);
             ear.waker.wake();
@@ -151,9 +152,10 @@ impl PostgresCoordination {
         }
     }
 
-    /// The same; it listens by this ear, which its connections must hand to what they hear.
+    /// The same; it listens. `connect` gives its connections, and what they hear to the ear.
     #[must_use]
-    pub fn listening(mut self, ear: Ear) -> Self {
+    pub fn listening(mut self, connect: Rc<dyn Connect>, ear: Ear) -> Self {
+        self.line = Line::new(connect);
         self.ear = Some(ear);
         self
     }
@@ -168,7 +170,7 @@ impl PostgresCoordination {
                 let statement = call.connection.prepare(&self.sql.listen).await?;
                 call.connection.client.query_one(&statement, &[]).await?;
                 // Whatever was said before was not heard.
-                ear.0.heard.set(Heard { members: true, work: true });
+                ear.0.heard.set(Heard { members: true, work: true, lost: false });
             }
         }
         if let (Some(number), false) = (self.registered.get(), self.holds.get()) {
