@@ -79,6 +79,9 @@ pub struct LoadArgs {
     /// Shards of the engine (overrides `shards.count` of the config file).
     #[arg(long, value_name = "N")]
     pub shards: Option<usize>,
+    /// Engines on the one database, each with its own share of the partitions and of the callers.
+    #[arg(long, default_value_t = 1)]
+    pub instances: usize,
     /// What the shards run on (overrides `shards.runtime` of the config file).
     #[arg(long, value_enum)]
     pub runtime: Option<RuntimeChoice>,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corelane::config::Config;
-use corelane::engine::{Engine, ShardView};
+use corelane::engine::{Builder, Engine, ShardView};
 use corelane::envelope::Trace;
 use corelane::message::{Enqueue, Header, PayloadError, Wishes};
 use corelane::store::install::migrate;
@@ -99,13 +99,15 @@ async fn in_schema(target: &Target, scenario: &Scenario, title: &str, schema: &s
     let counts = meter.counts(schema).await?;
 
     let subject = Subject { target, scenario, schema, meter: &meter, collector, tally, family, refused, title };
-    let builder = Engine::builder(config).transport(CollectorTransport(subject.collector.clone()));
+    let builders = (0..scenario.instances)
+        .map(|_| Engine::builder(config.clone()).transport(CollectorTransport(subject.collector.clone())))
+        .collect();
     let outcome = if scenario.backlog > 0 {
-        subject.drain(builder).await
+        subject.drain(builders).await
     } else {
-        let engine = builder.start().await?;
-        let outcome = subject.load(&engine).await;
-        finish(&engine, outcome).await
+        let engines = start(builders).await?;
+        let outcome = subject.load(&engines).await;
+        finish(&engines, outcome).await
     };
     let mut figures = outcome?;
     let stored = subject.tally.stored();
@@ -114,8 +116,9 @@ async fn in_schema(target: &Target, scenario: &Scenario, title: &str, schema: &s
     figures.scenario = scenario.name();
     figures.subject = "corelane".into();
     figures.batch = scenario.batch;
-    // Two a shard, one for the lease, one for maintenance.
-    figures.connections = 2 * figures.shards + 2;
+    // Two a shard; one for the lease, one for maintenance and, beside others, one that waits for their end.
+    let of_instance = if scenario.instances > 1 { 3 } else { 2 };
+    figures.connections = 2 * figures.shards + of_instance * scenario.instances;
     figures.config = entries
         .into_iter()
         .map(|entry| ConfigValue { key: entry.name.to_owned(), value: entry.value, origin: entry.origin.to_string() })
@@ -137,16 +140,16 @@ struct Subject<'a> {
 
 impl Subject<'_> {
     /// Callers against a running engine.
-    async fn load(&self, engine: &Engine) -> Result<Figures> {
-        await_partitions(engine).await?;
+    async fn load(&self, engines: &[Engine]) -> Result<Figures> {
+        await_partitions(engines).await?;
         if self.scenario.parked > 0 {
-            self.park(engine).await?;
+            self.park(&engines[0]).await?;
         }
         let calls = Arc::new(AtomicU64::new(1));
         let overloaded = Arc::new(AtomicU64::new(0));
         let callers = (0..self.scenario.callers)
             .map(|index| EngineCaller {
-                engine: engine.clone(),
+                engine: engines[index % engines.len()].clone(),
                 collector: self.collector.clone(),
                 family: self.family,
                 streams: StreamChoice::new(self.scenario, index, 7),
@@ -166,39 +169,39 @@ impl Subject<'_> {
                 held = Some(Held::begin(self.target, self.schema, hold).await?);
             }
             self.collector.reset_latencies();
-            before = engine.shards().iter().map(count_of).collect();
+            before = engines.iter().flat_map(Engine::shards).map(|shard| count_of(&shard)).collect();
             Ok(())
         };
         let mut figures = measured(callers, self.scenario, self.meter, &self.tally, self.title, measuring).await?;
         drop(held);
-        self.describe(&mut figures, engine, &before);
+        self.describe(&mut figures, engines, &before);
         figures.overloaded = overloaded.load(Ordering::Relaxed);
         Ok(figures)
     }
 
     /// An engine against messages that are there already: measured from its start.
-    async fn drain(&self, builder: corelane::engine::Builder) -> Result<Figures> {
+    async fn drain(&self, builders: Vec<Builder>) -> Result<Figures> {
         let watch = Watch::start(self.title.to_owned(), self.tally.clone(), self.meter.server(), None);
         let from = self.meter.read().await?;
-        let engine = builder.start().await?;
+        let engines = start(builders).await?;
         let silence = quiet(&self.tally, Duration::from_secs(30)).await;
         let outcome = async {
             let to = self.meter.read().await?;
             let mut figures = Figures { windows: watch.stop().await, ..Figures::default() };
             charge(&mut figures, &from, &to, self.tally.published());
-            self.describe(&mut figures, &engine, &[]);
+            self.describe(&mut figures, &engines, &[]);
             Ok(figures)
         };
         if let Err(failure) = silence {
             tracing::warn!("{failure}");
         }
         let outcome = outcome.await;
-        finish(&engine, outcome).await
+        finish(&engines, outcome).await
     }
 
-    fn describe(&self, figures: &mut Figures, engine: &Engine, before: &[Counts]) {
-        let shards = engine.shards();
-        figures.runtime = engine.runtime().kind.name().to_owned();
+    fn describe(&self, figures: &mut Figures, engines: &[Engine], before: &[Counts]) {
+        let shards: Vec<ShardView> = engines.iter().flat_map(Engine::shards).collect();
+        figures.runtime = engines[0].runtime().kind.name().to_owned();
         figures.shards = shards.len();
         let (publish, end_to_end) = self.collector.latencies();
         figures.latency_ms.publish = publish.percentiles();
@@ -269,21 +272,33 @@ impl Subject<'_> {
     }
 }
 
-/// Ends an engine whatever came before; what came before is the answer.
-async fn finish(engine: &Engine, outcome: Result<Figures>) -> Result<Figures> {
-    let report = engine.shutdown(SHUTDOWN).await;
-    if report.shards_lost > 0 {
-        eprintln!("loadgen: {} shards did not end within {SHUTDOWN:?}", report.shards_lost);
+async fn start(builders: Vec<Builder>) -> Result<Vec<Engine>> {
+    let mut engines = Vec::with_capacity(builders.len());
+    for builder in builders {
+        engines.push(builder.start().await?);
+    }
+    Ok(engines)
+}
+
+/// Ends the engines whatever came before; what came before is the answer.
+async fn finish(engines: &[Engine], outcome: Result<Figures>) -> Result<Figures> {
+    for engine in engines {
+        let report = engine.shutdown(SHUTDOWN).await;
+        if report.shards_lost > 0 {
+            eprintln!("loadgen: {} shards did not end within {SHUTDOWN:?}", report.shards_lost);
+        }
     }
     outcome
 }
 
-/// Waits until the engine holds partitions: before that nothing is published from memory.
-async fn await_partitions(engine: &Engine) -> Result<()> {
+/// Waits until each engine holds its share of the partitions: before that nothing is published from memory.
+async fn await_partitions(engines: &[Engine]) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(15);
-    while engine.partitions_held() == 0 {
+    let least = Config::default().partitions.count as usize / engines.len();
+    while engines.iter().any(|engine| engine.partitions_held() < least.max(1)) {
         if Instant::now() > deadline {
-            return Err(Failure::TimedOut("the engine holds no partition after 15 s".into()));
+            let held: Vec<usize> = engines.iter().map(Engine::partitions_held).collect();
+            return Err(Failure::TimedOut(format!("the engines hold {held:?} partitions after 15 s, not {least} each")));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -44,6 +44,7 @@ pub struct Scenario {
     pub until: Until,
     pub warm_up: Duration,
     pub shards: Option<usize>,
+    pub instances: usize,
     pub runtime: Option<RuntimeChoice>,
     pub config: Option<PathBuf>,
     pub hold: Option<Hold>,
@@ -79,6 +80,7 @@ impl Scenario {
                 args.zipf_exponent
             )));
         }
+        in_range("--instances", args.instances as u64, 1, 32)?;
         if let Some(shards) = args.shards {
             in_range("--shards", shards as u64, 1, 1024)?;
         }
@@ -118,6 +120,7 @@ impl Scenario {
             until,
             warm_up: args.warm_up,
             shards: args.shards,
+            instances: args.instances,
             runtime: args.runtime,
             config: args.config.first().cloned(),
             hold: args.hold,

@@ -15,8 +15,9 @@
 --     xid, epoch, position (row i has position + i - 1), owned, is_foreign
 --     last_seq, last_version: looked-up numbers of all streams that get numbers, in the order of their first rows;
 --         null if those given were used
--- locks: fence of the incarnation (shared), the shard's flushes (exclusive), then by trying, never waiting: its
---     partitions (exclusive), or where one is held elsewhere: the partition (shared) and its streams (exclusive),
+-- locks: fence of the incarnation (shared), the shard's flushes (exclusive), its turn in each of its partitions
+--     (exclusive, ascending: other shards' flushes, also of other incarnations, are waited for: each is one statement;
+--     no caller holds one), then by trying, never waiting: its partitions (exclusive), or where one is held elsewhere: the partition (shared) and its streams (exclusive),
 --     at most 256. Whatever is read, is read in a later statement than the locks.
 -- numbers: taken as they are where all streams are known, the ownership is right and no other writer's log row is
 --     outside what the reader has read; else looked up under the locks. A wrong one fails the call by 23505: there
@@ -66,6 +67,7 @@ declare
 begin
     perform pg_advisory_xact_lock_shared(@schema@.wh_lock_class(3), p_incarnation);
     perform pg_advisory_xact_lock(@schema@.wh_lock_class(7), @schema@.wh_flush_key(p_incarnation, p_shard));
+    perform pg_advisory_xact_lock(@schema@.wh_lock_class(5), p) from unnest(p_partitions) p;
 
     select array_agg(p) into v_refused
     from unnest(p_partitions) p
