@@ -150,7 +150,7 @@ impl State {
         complete_when_sent: bool,
     ) {
         let full = self.rows_in_memory() >= self.settings.lane_rows_max;
-        let fed_by_claim = self.fed_meanwhile.contains(&stored.xid);
+        let fed_by_claim = self.fed_meanwhile.iter().any(|(xid, _)| *xid == stored.xid);
         if !stored.owned || !self.loaded || full || fed_by_claim {
             self.leave_to_claim(stored.xid);
             batches.into_iter().for_each(|rows| self.pool.give(rows));

@@ -31,11 +31,12 @@ const RELEASE_ROWS_MAX: usize = 1_000;
 const RETRY_US: u64 = 200_000;
 
 impl State {
-    fn claimed(&mut self, reply: ClaimReply) -> bool {
+    /// Takes in a page; answers whether there was something for this shard in it.
+    pub(super) fn claimed(&mut self, reply: ClaimReply) -> bool {
         if !self.check_epoch(reply.epoch) {
             return true;
         }
-        let found = !reply.logs.is_empty();
+        let mut found = false;
         self.numbers.shed();
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
@@ -52,15 +53,21 @@ impl State {
             // A flush answered while the claim was under way could not be left out of it.
             let in_memory = || self.flushes.iter().find(|record| record.xid == log.xid).map(|record| record.number);
             if let Some(number) = log.own_flush.or_else(in_memory) {
+                found = true;
                 self.claim_passed(number);
                 reference += log.reference_count as usize;
                 continue;
             }
-            if self.flush_in_flight {
+            // An owner's row without references here is of partitions of other shards, whose streams are not remembered
+            // here. One that is not owned may hold messages without a destination, of which it does not tell the
+            // partitions: any remembered number may be old. It is nothing to publish, and no reason to look again soon.
+            let has_references = log.reference_count > 0;
+            found |= has_references;
+            if self.flush_in_flight && (has_references || !log.owned) {
                 // Perhaps its own rows; its answer will tell.
-                self.fed_meanwhile.push(log.xid);
+                self.fed_meanwhile.push((log.xid, log.owned));
             } else {
-                foreign = true;
+                foreign |= !log.owned;
             }
             for row in reference..reference + log.reference_count as usize {
                 let partition = rows.partition[row];
@@ -77,7 +84,6 @@ impl State {
         drop(rows);
         self.release_batch(batch);
         if foreign {
-            // Somebody else has stored: what was remembered of any stream may be old.
             self.numbers.forget_numbers();
         }
         self.reader = reply.position;

@@ -5,7 +5,14 @@
 
 mod admit;
 mod claim;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod claim_tests;
+mod duplicates;
 mod flush;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod flush_tests;
 mod numbering;
 mod pending;
 #[cfg(test)]
@@ -17,6 +24,9 @@ mod refused;
 #[allow(clippy::unwrap_used)]
 mod refused_tests;
 mod settle;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod shard_kit;
 mod signal;
 mod state;
 pub mod tend;

@@ -4,25 +4,20 @@
 //! all of them that has come back. `settled` lists what was committed, element by element.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use super::publish::tests::{comes_back, run, shard};
+use super::shard_kit::{Kit, run_for, shard_around};
 use super::state::State;
-use super::{LeaseCell, Shard, signal::Signal};
 use crate::batch::{DestinationId, Rows};
 use crate::error::FailureReason;
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::lanes::LaneState;
-use crate::runtime::budget::Budget;
-use crate::runtime::sim::SimRuntime;
-use crate::seam::publisher::{PublishRun, Publisher};
-use crate::seam::runtime::Runtime;
 use crate::seam::store::{
     ClaimReply, ClaimRequest, LoadReply, Origin, SettleReply, SettleRequest, Store, StoreError, StoreReply,
     StoreRequest, Stored,
 };
-use crate::seam::transport::{PublishOutcome, TransportLimits};
+use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
 use uuid::Uuid;
 
@@ -48,6 +43,10 @@ impl Store for Door {
     }
 
     async fn find_flush(&self, _: Origin, _: &[Uuid], _: &[u32], _: u64) -> Result<Option<Stored>, StoreError> {
+        unreachable!("nothing is stored here")
+    }
+
+    async fn find_duplicates(&self, _: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         unreachable!("nothing is stored here")
     }
 
@@ -87,25 +86,13 @@ impl Store for Door {
     }
 }
 
-struct Nowhere(TransportLimits);
-
-impl Publisher for Nowhere {
-    fn limits(&self) -> &TransportLimits {
-        &self.0
-    }
-
-    fn publish(&self, run: Box<PublishRun>) -> impl Future<Output = Box<PublishRun>> + 'static {
-        std::future::ready(run)
-    }
-}
-
 /// How a story ended: what was committed (sorted), the cursor, refused for good, calls, and the shard's state.
 struct End {
     settled: Vec<String>,
     cursor: String,
     refused: u64,
     calls: usize,
-    state: Rc<Shard<SimRuntime, Door, Nowhere>>,
+    state: Kit<Door>,
 }
 
 fn failed(_: u128) -> PublishOutcome {
@@ -139,28 +126,9 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         claims: Cell::new(0),
         drains: RefCell::default(),
     };
-    let runtime = SimRuntime::new(1, 100_000);
-    let shard = Rc::new(Shard {
-        runtime: runtime.clone(),
-        store: Rc::new(door),
-        publisher: Nowhere(TransportLimits::default()),
-        budget: Arc::new(Budget::default()),
-        lease: Arc::new(LeaseCell::default()),
-        state: RefCell::new(state),
-        announced: Cell::new(false),
-        call_timeout_us: 1_000_000,
-        flush_signal: Signal::default(),
-        claim_signal: Signal::default(),
-        publish_signal: Signal::default(),
-        settle_signal: Signal::default(),
-    });
-    let (of, clock) = (shard.clone(), runtime.clone());
-    let ended = runtime.block_on(async move {
-        let deadline = clock.sleep_until(clock.now().plus_ms(60_000));
-        let (settles, deadline) = (std::pin::pin!(of.settle_loop()), std::pin::pin!(deadline));
-        matches!(futures_util::future::select(settles, deadline).await, futures_util::future::Either::Left(_))
-    });
-    assert!(ended.unwrap(), "the settlements came to no end within a minute");
+    let shard = shard_around(state, door, 100_000);
+    let ended = run_for(&shard, 60_000, |of| async move { of.settle_loop().await });
+    assert!(ended, "the settlements came to no end within a minute");
     let mut settled = shard.store.settled.take();
     settled.sort();
     End {
@@ -267,13 +235,7 @@ fn a_cursor_that_is_refused_holds_up_no_outcome() {
 fn a_lane_that_cannot_be_drained_holds_up_no_claim_and_no_other_lane() {
     let shard = story(2, failed, |_| None).state;
     shard.state.borrow_mut().ended = false;
-    let (of, clock) = (shard.clone(), shard.runtime.clone());
-    let watched = shard.runtime.block_on(async move {
-        let until = clock.sleep_until(clock.now().plus_ms(60_000));
-        let (claims, until) = (std::pin::pin!(of.claim_loop()), std::pin::pin!(until));
-        futures_util::future::select(claims, until).await;
-    });
-    watched.unwrap();
+    run_for(&shard, 60_000, |of| async move { of.claim_loop().await });
     let drains = shard.store.drains.take();
     assert!(drains.iter().filter(|stream| **stream == 1).count() > 3, "it is tried again: {drains:?}");
     assert!(drains.contains(&2), "its neighbour is drained: {drains:?}");

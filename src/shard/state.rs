@@ -96,8 +96,9 @@ pub(super) struct State {
     left: Option<(u64, u64)>,
     /// Stream and number of the message that the claim's last page ended in.
     pub half_fed: Option<(Uuid, i64)>,
-    /// Transactions that the claim fed while a flush had no answer: it may be one of them.
-    pub fed_meanwhile: Vec<u64>,
+    /// Transactions that the claim came by while a flush had no answer: it may be one of them. And whether the log row
+    /// was an owner's.
+    pub fed_meanwhile: Vec<(u64, bool)>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
     pub bases: Vec<(u32, Snapshot)>,
 
@@ -207,6 +208,12 @@ impl State {
     /// The rows of a transaction of this shard are left to the claim.
     pub(super) fn leave_to_claim(&mut self, xid: u64) {
         self.left = Some(self.left.map_or((xid, xid), |(oldest, newest)| (oldest.min(xid), newest.max(xid))));
+    }
+
+    /// Whether a transaction of this shard was committed, and when, cannot be told: in this era nothing in memory is
+    /// known to be complete any more. The claim brings what was stored, if it was.
+    pub(super) fn leave_unknown_to_claim(&mut self) {
+        self.left = Some((0, u64::MAX));
     }
 
     /// The reader has read a snapshot whole. One that was taken before a transaction was committed can have a
