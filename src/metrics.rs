@@ -110,6 +110,9 @@ pub struct ShardMetrics {
     pub settles: Counter,
     /// Outcomes that the database refused for good, each by itself: somebody has to look at the log.
     pub settles_refused: Counter,
+    /// References that can be written nowhere, as of now: their lanes stand still until somebody has repaired what
+    /// refuses them and has restarted the process.
+    pub references_set_aside_now: Counter,
     /// Settlements with a cursor.
     pub cursors: Counter,
     /// Settlements refused because another instance had taken over.

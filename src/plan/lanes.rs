@@ -278,6 +278,11 @@ impl Lanes {
         self.lanes[lane.0 as usize].held = true;
     }
 
+    /// The lane is not drained before this moment.
+    pub fn rest(&mut self, lane: LaneIndex, until: Tick) {
+        self.lanes[lane.0 as usize].rests_until = until;
+    }
+
     /// A parked lane is being drained: it is no longer waiting for its time, and not yet free.
     pub fn begin_drain(&mut self, lane: LaneIndex) {
         let lane = &mut self.lanes[lane.0 as usize];
@@ -359,6 +364,7 @@ impl Lanes {
             copying: 0,
             deleting: 0,
             held: false,
+            rests_until: Tick(0),
             single: admission.single,
             len: 0,
             head: NONE,

@@ -120,6 +120,8 @@ pub(super) struct State {
     /// A settlement is under way, perhaps of an older era.
     pub settling: bool,
     pub cursor_dirty: bool,
+    /// References that were set aside; see `refused`.
+    pub set_aside_count: u64,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
     pub pauses: Vec<(DestinationId, Pause)>,
@@ -165,6 +167,7 @@ impl State {
             settle: SettleQueue::default(),
             settling: false,
             cursor_dirty: false,
+            set_aside_count: 0,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
             pauses: Vec::new(),
@@ -273,6 +276,9 @@ impl State {
         self.fed_meanwhile.clear();
         self.reader = ReadPosition::default();
         self.cursor_dirty = false;
+        self.set_aside_count = 0;
+        self.metrics.references_set_aside_now.set(0);
+        self.metrics.parked_lanes_now.set(0);
     }
 
     /// Compares the epoch of an answer; on another one everything is dropped.
@@ -374,7 +380,12 @@ impl State {
             && self.rows_in_memory() == 0
             && self.settle.is_empty()
             && (self.flushes.is_empty() || !self.loaded)
-            && !(self.cursor_dirty && self.loaded)
+            && !self.has_cursor_to_write()
+    }
+
+    /// Whether a cursor is to be written that says more than the last one.
+    pub(super) fn has_cursor_to_write(&self) -> bool {
+        self.cursor_dirty && self.loaded && !self.ledger.is_full()
     }
 
     /// The pause of a destination.
