@@ -16,6 +16,7 @@ use crate::batch::Rows;
 use crate::plan::cadence::Cadence;
 use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::ledger::TransactionIndex;
+use crate::plan::mutants::{self, Mutant};
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{ClaimReply, ClaimRequest, Store, StoreError};
@@ -91,6 +92,7 @@ impl State {
             self.read_whole();
         }
         self.lanes.shed();
+        self.note_memory();
         found
     }
 
@@ -152,6 +154,7 @@ impl State {
         }
         drop(rows);
         self.release_batch(batch);
+        self.note_memory();
     }
 }
 
@@ -214,8 +217,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.must_load,
                     state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
-                    state.rows_claimed_in_memory() >= state.settings.lane_rows_max
-                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
+                    (state.rows_claimed_in_memory() >= state.settings.lane_rows_max
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX)
+                        && !mutants::active(Mutant::ClaimWithoutBound),
                 )
             };
             if must_load && quiet {

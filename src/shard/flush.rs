@@ -322,6 +322,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             },
         };
         state.fed_meanwhile.clear();
+        state.note_memory();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();

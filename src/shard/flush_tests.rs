@@ -287,3 +287,24 @@ fn a_stream_of_the_same_id_is_a_duplicate_as_well() {
     assert_eq!((refused[0].1.as_slice(), refused[0].0.rows.message_id.as_slice()), (&[id(1)][..], &[id(1)][..]));
     assert_eq!(rest[0].rows.message_id, [id(7)]);
 }
+
+#[test]
+fn own_flushes_that_no_claim_has_passed_are_bounded() {
+    let (mut state, _) = shard("flushed", 0);
+    state.caught_up = true;
+    let epoch = Epoch(Uuid::nil());
+    for number in 1..=5_000 {
+        let mut rows = Rows::default();
+        push_to(&mut rows, Uuid::now_v7(), Some(id(1)), 0, &[]);
+        rows.end_unit();
+        rows.stream_seq[0] = number;
+        let xid = 200 + number as u64;
+        let stored = Stored { xid, epoch, position: number, owned: true, foreign: false, looked_up: None };
+        state.admit_flush(number, &stored, vec![Arc::new(rows)], true);
+    }
+    assert_eq!(state.flushes.len(), 4_096);
+    assert!(!state.complete_in_memory(), "the others are left to the claim");
+    state.reader.read = Snapshot::new(10_000, Vec::new());
+    state.read_whole();
+    assert!(state.flushes.is_empty() && state.complete_in_memory());
+}

@@ -13,6 +13,7 @@ mod flush;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod flush_tests;
+mod memory;
 mod numbering;
 mod pending;
 #[cfg(test)]
@@ -237,6 +238,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     let mut state = self.state.borrow_mut();
                     state.put_last(pending);
                     state.metrics.ring_rows_max.max(state.pending_rows as u64);
+                    state.note_memory();
                     drop(state);
                     self.flush_signal.raise();
                 }

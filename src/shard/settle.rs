@@ -80,9 +80,14 @@ impl SettleQueue {
         *self = Self::default();
     }
 
-    /// References that are in no lane: on their way beside the log, or to the dead letters.
+    /// References that are in no lane: on their way beside the log, from there, or to the dead letters.
     pub(super) fn outside_lanes(&self) -> usize {
-        self.spill.len() + self.missing.len()
+        self.spill.len() + self.missing.len() + self.drained.len()
+    }
+
+    /// Outcomes of whole lanes.
+    pub(super) fn of_lanes(&self) -> usize {
+        self.park.len() + self.dead.len() + self.unpark.len() + self.drain_next.len()
     }
 
     /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
