@@ -148,11 +148,14 @@ begin
             where x < v_xmax and not (x = any (v_listed))
         ), found as (
             select c.position, c.segment, c.xid, c.floor, o.own_flush,
-                case when o.own_flush is null then c.size else 0 end as size
+                case when o.own_flush > 0 then 0 else c.size end as size
             from candidate c
             cross join lateral (
-                select case when c.owned and c.incarnation = p_incarnation and c.flush_number = any (p_flushes)
-                    then c.flush_number end as own_flush
+                select case
+                    when c.owned and c.incarnation = p_incarnation and c.flush_number = any (p_flushes)
+                        then c.flush_number
+                    when c.owned then 0
+                end as own_flush
             ) o
             order by c.position
             limit v_limit + 1
@@ -184,7 +187,7 @@ begin
             from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
             join "corelane".wh_log l on l.segment = k.segment and l.position = k.position
             cross join lateral (select unnest(l.partition) as partition, unnest(l.lane_id) as lane_id) r
-            where k.own_flush is null and r.partition = any (p_partitions)
+            where coalesce(k.own_flush, 0) = 0 and r.partition = any (p_partitions)
             group by r.lane_id
         ) f
         order by f.turn
@@ -238,7 +241,7 @@ begin
             where o.segment = l.segment and o.lane_id = r.lane_id
                 and o.stream_seq = case when r.version = 0 then r.stream_seq end
         ) o on true
-        where k.own_flush is null and r.partition = any (p_partitions)
+        where coalesce(k.own_flush, 0) = 0 and r.partition = any (p_partitions)
         order by k.turn, r.turn;
     end if;
 end
@@ -287,6 +290,19 @@ begin
         and l.classid::int8 = wh_lock_class(4) and l.objid::int8 = p_incarnation;
     return v_alive;
 end
+$$;
+
+CREATE FUNCTION corelane.find_duplicates(p_message_id uuid[]) RETURNS SETOF uuid
+    LANGUAGE sql STABLE
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    AS $$
+    select m.id
+    from unnest(p_message_id) m(id)
+    -- The limit keeps it a probe an id, whatever the planner believes of the table.
+    cross join lateral (
+        select from "corelane".wh_outbox o where o.lane_id = m.id and o.stream_seq = 1 limit 1
+    ) o
 $$;
 
 CREATE FUNCTION corelane.find_flush(p_incarnation integer, p_shard smallint, p_flush bigint, p_since bigint, p_stream_id uuid[], p_stream_rows integer[]) RETURNS TABLE(xid bigint, epoch uuid, "position" bigint, owned boolean, last_seq bigint[], last_version bigint[])

@@ -110,6 +110,9 @@ pub struct ShardMetrics {
     pub settles: Counter,
     /// Outcomes that the database refused for good, each by itself: somebody has to look at the log.
     pub settles_refused: Counter,
+    /// References that can be written nowhere, as of now: their lanes stand still until somebody has repaired what
+    /// refuses them and has restarted the process.
+    pub references_set_aside_now: Counter,
     /// Settlements with a cursor.
     pub cursors: Counter,
     /// Settlements refused because another instance had taken over.
@@ -124,6 +127,29 @@ pub struct ShardMetrics {
     pub task_panics: Counter,
     /// CPU time of the shard's thread in microseconds, as of the last look.
     pub cpu_us: Counter,
+    /// What the shard has held in memory.
+    pub memory: MemoryMetrics,
+}
+
+/// The most that a shard has held at once, by what it is. Each has a bound: `shard/memory` says which.
+#[derive(Debug, Default)]
+pub struct MemoryMetrics {
+    /// Rows of callers without an answer, but for those of the flush under way.
+    pub pending_rows_max: Counter,
+    /// Stored messages that are not resolved, one for each destination (while they wait for the claim, one for all).
+    pub rows_max: Counter,
+    /// Transactions before the cursor.
+    pub transactions_max: Counter,
+    /// Own flushes that the claim has not passed.
+    pub flushes_max: Counter,
+    /// Streams whose numbers are remembered.
+    pub streams_max: Counter,
+    /// Lanes that are not parked.
+    pub lanes_max: Counter,
+    /// Lanes that are parked.
+    pub parked_lanes_max: Counter,
+    /// Entries for parked lanes: to look at when they are due, to drain, and outcomes that are not written yet.
+    pub parked_entries_max: Counter,
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 --     p_partitions: whose messages to hand over; p_flushes: own flushes that are in memory; p_rows_max
 --     p_streams_max: a page ends with the log row in which it comes to so many streams
 -- out: a first row with epoch, the snapshot (page_xmax, page_listed), page_position (null: read whole), page_floor,
---     page_ceiling, the log rows passed (log_xid, log_own_flush), scheduled_in_ms;
+--     page_ceiling, the log rows passed (log_xid; log_own_flush: its number if it is an own flush in memory, 0 for
+--     another owned row, null for one that is not owned), scheduled_in_ms;
 --     then one row a reference, by log row (`log`: its index from 1) and place in it
 -- locks: none    refused with 25006 on a standby: its snapshots do not list what runs
 -- why positions: one call's messages lie together, and a stream's are ascending, whatever the order of transaction
@@ -118,11 +119,14 @@ begin
             where x < v_xmax and not (x = any (v_listed))
         ), found as (
             select c.position, c.segment, c.xid, c.floor, o.own_flush,
-                case when o.own_flush is null then c.size else 0 end as size
+                case when o.own_flush > 0 then 0 else c.size end as size
             from candidate c
             cross join lateral (
-                select case when c.owned and c.incarnation = p_incarnation and c.flush_number = any (p_flushes)
-                    then c.flush_number end as own_flush
+                select case
+                    when c.owned and c.incarnation = p_incarnation and c.flush_number = any (p_flushes)
+                        then c.flush_number
+                    when c.owned then 0
+                end as own_flush
             ) o
             order by c.position
             limit v_limit + 1
@@ -154,7 +158,7 @@ begin
             from unnest(v_position, v_segment, v_own_flush) with ordinality k(position, segment, own_flush, turn)
             join @schema@.wh_log l on l.segment = k.segment and l.position = k.position
             cross join lateral (select unnest(l.partition) as partition, unnest(l.lane_id) as lane_id) r
-            where k.own_flush is null and r.partition = any (p_partitions)
+            where coalesce(k.own_flush, 0) = 0 and r.partition = any (p_partitions)
             group by r.lane_id
         ) f
         order by f.turn
@@ -208,7 +212,7 @@ begin
             where o.segment = l.segment and o.lane_id = r.lane_id
                 and o.stream_seq = case when r.version = 0 then r.stream_seq end
         ) o on true
-        where k.own_flush is null and r.partition = any (p_partitions)
+        where coalesce(k.own_flush, 0) = 0 and r.partition = any (p_partitions)
         order by k.turn, r.turn;
     end if;
 end

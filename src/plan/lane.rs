@@ -75,6 +75,8 @@ pub struct Lane {
     pub deleting: u32,
     /// It stands still until the lanes are read anew: a message of it could be written nowhere.
     pub held: bool,
+    /// It is not drained before this moment, whoever asks: what is drained first could not be buried.
+    pub rests_until: Tick,
     /// The lane goes away when it is empty (a message without stream).
     pub single: bool,
     /// Messages in it.

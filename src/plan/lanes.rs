@@ -37,6 +37,7 @@ pub struct Lanes {
     destinations: Vec<DestinationId>,
     ready_count: usize,
     parked_count: usize,
+    kept_count: usize,
     streams_max: usize,
 }
 
@@ -57,8 +58,27 @@ impl Lanes {
             destinations: Vec::new(),
             ready_count: 0,
             parked_count: 0,
+            kept_count: 0,
             streams_max,
         }
+    }
+
+    /// Lanes that are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.index_of.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.index_of.is_empty()
+    }
+
+    /// Of these, such as are kept beside the log: parked, or on their way back.
+    #[must_use]
+    pub fn kept_count(&self) -> usize {
+        self.kept_count
     }
 
     /// Messages in lanes.
@@ -141,8 +161,8 @@ impl Lanes {
             single: false,
             source: Source { batch: NONE, reference: 0, transaction: TransactionIndex::NONE },
         });
+        self.keep_beside(index as usize);
         let lane = &mut self.lanes[index as usize];
-        lane.kept_beside = true;
         lane.attempts = attempts;
         lane.state = LaneState::Parked;
         lane.due = due;
@@ -248,7 +268,7 @@ impl Lanes {
         self.lanes[index].state = LaneState::Parked;
         self.lanes[index].attempts = attempts;
         self.lanes[index].due = due;
-        self.lanes[index].kept_beside = true;
+        self.keep_beside(index);
         self.parked_count += 1;
         while self.lanes[index].head != NONE {
             let head = self.lanes[index].head;
@@ -278,6 +298,11 @@ impl Lanes {
         self.lanes[lane.0 as usize].held = true;
     }
 
+    /// The lane is not drained before this moment.
+    pub fn rest(&mut self, lane: LaneIndex, until: Tick) {
+        self.lanes[lane.0 as usize].rests_until = until;
+    }
+
     /// A parked lane is being drained: it is no longer waiting for its time, and not yet free.
     pub fn begin_drain(&mut self, lane: LaneIndex) {
         let lane = &mut self.lanes[lane.0 as usize];
@@ -298,7 +323,7 @@ impl Lanes {
     /// The parked row is gone: the lane is as any other.
     pub fn unparked(&mut self, lane: LaneIndex) {
         let index = lane.0 as usize;
-        self.lanes[index].kept_beside = false;
+        self.kept_count -= usize::from(std::mem::take(&mut self.lanes[index].kept_beside));
         self.lanes[index].attempts = 0;
         self.release(lane);
     }
@@ -351,7 +376,9 @@ impl Lanes {
             }
             // Whoever still has its index finds nothing to do.
             self.lanes[index].state = LaneState::Idle;
-            self.lanes[index].kept_beside = false;
+            if std::mem::take(&mut self.lanes[index].kept_beside) {
+                self.kept_count -= 1;
+            }
             self.remove(index as u32);
         }
     }
@@ -381,7 +408,12 @@ impl Lanes {
         self.ready.iter_mut().for_each(VecDeque::clear);
         self.ready_count = 0;
         self.parked_count = 0;
+        self.kept_count = 0;
         self.streams_max = streams_max;
+    }
+
+    fn keep_beside(&mut self, lane: usize) {
+        self.kept_count += usize::from(!std::mem::replace(&mut self.lanes[lane].kept_beside, true));
     }
 
     fn lane_for(&mut self, admission: &Admission) -> u32 {
@@ -401,6 +433,7 @@ impl Lanes {
             copying: 0,
             deleting: 0,
             held: false,
+            rests_until: Tick(0),
             single: admission.single,
             len: 0,
             head: NONE,

@@ -24,6 +24,8 @@ pub enum Mutant {
     LookUpWithoutLocks,
     /// A number given again after its row was truncated.
     NumberGivenAgain,
+    /// The claim goes on while memory is full.
+    ClaimWithoutBound,
 }
 
 #[cfg(feature = "mutants")]

@@ -2,9 +2,11 @@
 //!
 //! Invariants
 //! - `last_seq`/`last_version` are the database's as of the shard's last flush of the stream, if *known*.
-//!   All are forgotten at once (a new generation) whenever somebody else may have stored: the claim passed
-//!   a log row that is not this shard's own, the fence was lost, another epoch began, a number was taken.
-//!   An answer to a flush that was sent in an older generation makes nothing known.
+//!   All are forgotten at once (a new generation) whenever somebody else may have stored into a partition of this
+//!   shard, or it itself did not learn what it stored: the claim passed a log row that is not owned, a flush had no
+//!   answer, the fence was lost, another epoch began, a number was taken. (A row that is owned was written under the
+//!   fence of partitions that are not this shard's, or by itself.) An answer to a flush that was sent in an older
+//!   generation makes nothing known.
 //! - `fed_seq`: every message of the stream up to this number has been admitted to its lanes, parked or
 //!   resolved, as far as this owner knows. Admission from memory needs `fed_seq + 1 == k`.
 //! - `waiting` counts own rows that stand in memory and wait for the claim; an entry with any is kept.

@@ -335,6 +335,9 @@ pub struct ClaimedLog {
     pub xid: u64,
     /// Set if it is an own, owned row whose references are in memory.
     pub own_flush: Option<i64>,
+    /// Its writer held the partitions of all that it stored with it, under the fence: it stored nothing into those of
+    /// anybody else. Of a row that is not owned, nothing tells the partitions of its messages without a destination.
+    pub owned: bool,
     /// References in `ClaimReply::rows` that belong to it (consecutive, in order); only those of the
     /// partitions asked for.
     pub reference_count: u32,
@@ -401,6 +404,9 @@ pub trait Store: 'static {
         stream_rows: &[u32],
         since: u64,
     ) -> impl Future<Output = Result<Option<Stored>, StoreError>>;
+
+    /// Which of these ids a message without stream cannot have any more, because one that is stored has it.
+    fn find_duplicates(&self, message_id: &[Uuid]) -> impl Future<Output = Result<Vec<Uuid>, StoreError>>;
 
     /// Writes outcomes: one transaction, fenced by the incarnation's lock.
     fn settle(

@@ -21,6 +21,9 @@ use crate::plan::mutants::{self, Mutant};
 use crate::plan::numbers::UNFED;
 use crate::seam::store::{DeadLetter, Spill, Stored};
 
+/// Own flushes that wait to be passed by the claim; each goes along with the claim's request.
+const FLUSHES_MAX: usize = 4_096;
+
 /// What the dead letter of a message says that somebody has deleted.
 const MISSING: &str = "CL001: the message is not stored any more: it was deleted before it was published";
 
@@ -158,8 +161,8 @@ impl State {
         batches: Vec<Arc<Rows>>,
         complete_when_sent: bool,
     ) {
-        let full = self.rows_in_memory() >= self.settings.lane_rows_max;
-        let fed_by_claim = self.fed_meanwhile.contains(&stored.xid);
+        let full = self.rows_in_memory() >= self.settings.lane_rows_max || self.flushes.len() >= FLUSHES_MAX;
+        let fed_by_claim = self.fed_meanwhile.iter().any(|(xid, _)| *xid == stored.xid);
         if !stored.owned || !self.loaded || full || fed_by_claim || self.is_coming() {
             self.leave_to_claim(stored.xid);
             batches.into_iter().for_each(|rows| self.pool.give(rows));

@@ -16,6 +16,7 @@ use crate::batch::Rows;
 use crate::plan::cadence::Cadence;
 use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::ledger::TransactionIndex;
+use crate::plan::mutants::{self, Mutant};
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{ClaimReply, ClaimRequest, ParkedLane, Store, StoreError};
@@ -31,11 +32,12 @@ const RELEASE_ROWS_MAX: usize = 1_000;
 const RETRY_US: u64 = 200_000;
 
 impl State {
-    fn claimed(&mut self, reply: ClaimReply) -> bool {
+    /// Takes in a page; answers whether there was something for this shard in it.
+    pub(super) fn claimed(&mut self, reply: ClaimReply) -> bool {
         if !self.check_epoch(reply.epoch) {
             return true;
         }
-        let found = !reply.logs.is_empty();
+        let mut found = false;
         self.numbers.shed();
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
@@ -52,15 +54,21 @@ impl State {
             // A flush answered while the claim was under way could not be left out of it.
             let in_memory = || self.flushes.iter().find(|record| record.xid == log.xid).map(|record| record.number);
             if let Some(number) = log.own_flush.or_else(in_memory) {
+                found = true;
                 self.claim_passed(number);
                 reference += log.reference_count as usize;
                 continue;
             }
-            if self.flush_in_flight {
+            // An owner's row without references here is of partitions of other shards, whose streams are not remembered
+            // here. One that is not owned may hold messages without a destination, of which it does not tell the
+            // partitions: any remembered number may be old. It is nothing to publish, and no reason to look again soon.
+            let has_references = log.reference_count > 0;
+            found |= has_references;
+            if self.flush_in_flight && (has_references || !log.owned) {
                 // Perhaps its own rows; its answer will tell.
-                self.fed_meanwhile.push(log.xid);
+                self.fed_meanwhile.push((log.xid, log.owned));
             } else {
-                foreign = true;
+                foreign |= !log.owned;
             }
             for row in reference..reference + log.reference_count as usize {
                 let partition = rows.partition[row];
@@ -77,7 +85,6 @@ impl State {
         drop(rows);
         self.release_batch(batch);
         if foreign {
-            // Somebody else has stored: what was remembered of any stream may be old.
             self.numbers.forget_numbers();
         }
         self.reader = reply.position;
@@ -85,6 +92,7 @@ impl State {
             self.read_whole();
         }
         self.lanes.shed();
+        self.note_memory();
         found
     }
 
@@ -158,6 +166,7 @@ impl State {
         }
         drop(rows);
         self.release_batch(batch);
+        self.note_memory();
     }
 }
 
@@ -220,8 +229,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.must_load,
                     state.runs_in_flight == 0 && !state.settling,
                     state.loaded,
-                    state.rows_claimed_in_memory() + state.frozen_rows() >= state.settings.lane_rows_max
-                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX,
+                    (state.rows_claimed_in_memory() + state.frozen_rows() >= state.settings.lane_rows_max
+                        || state.fed_meanwhile.len() >= FED_MEANWHILE_MAX)
+                        && !mutants::active(Mutant::ClaimWithoutBound),
                 )
             };
             if must_load && quiet {

@@ -6,6 +6,7 @@
 //!   everything that comes after it on any of its streams queues behind it.
 //! - A caller is answered after the commit, or with an error when nothing was stored.
 //! - What the database refuses for good is found and answered; its neighbours in the flush are stored.
+//! - A flush of which it is not known what it stored leaves no remembered number behind, and its rows to the claim.
 //! - After a connection lost at COMMIT the flush is looked up under its own locks, never sent blindly.
 
 use std::collections::{HashSet, VecDeque};
@@ -15,8 +16,9 @@ use futures_util::FutureExt;
 use uuid::Uuid;
 
 use super::Shard;
+use super::duplicates::{Duplicates, ids_without_stream};
 use super::numbering::FlushColumns;
-use super::pending::{Pending, split_by_streams, take_out};
+use super::pending::{Pending, split_by_streams};
 use crate::batch::Rows;
 use crate::error::Error;
 use crate::plan::gate::{Close, Gate, Waiting};
@@ -36,8 +38,8 @@ enum Outcome {
     Stored,
     Busy(Vec<Uuid>),
     Refused(StoreError),
-    /// A message without stream has the id of one that is stored.
-    Duplicate(Uuid),
+    /// Messages without stream have ids of others.
+    Duplicates(Duplicates),
     Again(StoreError),
     /// It was looked up, and numbers, or all of it, could not be told.
     Unknown(Unknown),
@@ -45,7 +47,7 @@ enum Outcome {
 
 /// What a look-up could not tell.
 enum Unknown {
-    /// The numbers; the messages are stored.
+    /// The numbers; the messages are stored, and rotation has shown that the claim has been there.
     Numbers,
     /// Whether it was stored: the shard ends before anybody could say.
     Outcome(StoreError),
@@ -149,11 +151,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
                     }
                 }
-                Outcome::Duplicate(message_id) => {
-                    let (unit, rest) = take_out(taken, message_id);
+                Outcome::Duplicates(duplicates) => {
+                    let (refused, rest) = duplicates.part(taken);
                     self.put_all_first(rest);
-                    if let Some(unit) = unit {
-                        self.answered(unit.answer(Some(&|| Error::DuplicateMessage { message_id })));
+                    for (pending, of_unit) in refused {
+                        let error = |unit: usize| Error::DuplicateMessage { message_id: of_unit[unit] };
+                        self.answered(pending.answer_by_unit(Some(&error)));
                     }
                 }
                 Outcome::Unknown(unknown) => {
@@ -261,13 +264,29 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             };
         }
         drop(batches);
+        let mut duplicates = None;
+        if let Err(StoreError::DuplicateMessage { message_id }) = answer {
+            // One answer for all of them, and not a transaction each. Without it that one goes.
+            let wanted = ids_without_stream(&taken);
+            let stored = self.within_deadline(self.store.find_duplicates(&wanted)).await;
+            duplicates = Some(Duplicates::new(message_id, stored.unwrap_or_default()));
+        }
         let mut guard = self.state.borrow_mut();
         let state = &mut *guard;
         state.flush_in_flight = false;
         let committed = if let Ok(StoreReply::Stored(stored)) = &answer { Some(stored.xid) } else { None };
-        if state.fed_meanwhile.iter().any(|xid| Some(*xid) != committed) {
+        if state.fed_meanwhile.iter().any(|(xid, owned)| !owned && Some(*xid) != committed) {
             // Somebody else has stored: what was remembered of any stream may be old.
             state.numbers.forget_numbers();
+        }
+        if let Some(unknown) = &unknown {
+            // Numbers were given that are not remembered here. A number that is given twice is refused by the database
+            // only if both messages stand in one table: remembered ones must not be used any more.
+            state.numbers.forget_numbers();
+            // Of an incarnation that has another after it nothing is under way any more: it was fenced.
+            if matches!(unknown, Unknown::Outcome(_)) && state.incarnation == Some(origin.incarnation) {
+                state.leave_unknown_to_claim();
+            }
         }
         let outcome = match answer {
             Ok(StoreReply::Stored(stored)) => {
@@ -297,12 +316,16 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             // All of them were looked up: it will be taken the next time as well.
             Err(StoreError::NumberTaken) => Outcome::Refused(StoreError::NumberTaken),
-            Err(StoreError::DuplicateMessage { message_id }) => Outcome::Duplicate(message_id),
             Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
-            Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
+            Err(error) => match (unknown, duplicates) {
+                (Some(unknown), _) => Outcome::Unknown(unknown),
+                (None, Some(duplicates)) => Outcome::Duplicates(duplicates),
+                (None, None) => Outcome::Again(error),
+            },
         };
         state.fed_meanwhile.clear();
         let stored_for_others = columns.partitions.iter().any(|partition| !state.holds(*partition as u32));
+        state.note_memory();
         drop(guard);
         self.publish_signal.raise();
         self.settle_signal.raise();

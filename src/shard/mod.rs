@@ -5,8 +5,16 @@
 
 mod admit;
 mod claim;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod claim_tests;
+mod duplicates;
 mod flush;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod flush_tests;
 mod handover;
+mod memory;
 mod numbering;
 mod pending;
 #[cfg(test)]
@@ -19,6 +27,9 @@ mod regroup;
 #[allow(clippy::unwrap_used)]
 mod refused_tests;
 mod settle;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod shard_kit;
 mod signal;
 mod state;
 pub mod tend;
@@ -272,6 +283,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     let mut state = self.state.borrow_mut();
                     state.put_last(pending);
                     state.metrics.ring_rows_max.max(state.pending_rows as u64);
+                    state.note_memory();
                     drop(state);
                     self.flush_signal.raise();
                 }

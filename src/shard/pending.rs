@@ -5,7 +5,7 @@
 //! - Every row is answered exactly once. A batch that was taken apart is answered when its last part is.
 
 use std::cell::RefCell;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -53,18 +53,29 @@ impl Pending {
 
     /// Answers the caller: stored, or refused for this reason. Answers how many rows are off the shard's hands.
     pub(super) fn answer(self, refused: Option<&dyn Fn() -> Error>) -> usize {
+        match refused {
+            Some(error) => self.answer_by_unit(Some(&|_| error())),
+            None => self.answer_by_unit(None),
+        }
+    }
+
+    /// The same with a reason for each unit, by its index.
+    pub(super) fn answer_by_unit(self, refused: Option<&dyn Fn(usize) -> Error>) -> usize {
         let count = self.rows.len();
         match self.reply {
             Reply::Whole(sender) => {
-                let units = self.rows.unit_end.len() as u32;
-                let refused = refused.map_or_else(Vec::new, |error| (0..units).map(|unit| (unit, error())).collect());
+                let units = 0..self.rows.unit_end.len();
+                let refused =
+                    refused.map_or_else(Vec::new, |error| units.map(|unit| (unit as u32, error(unit))).collect());
                 // A caller that has gone away does not mind.
                 let _ = sender.send(SubmissionReply { rows: self.rows, refused });
             }
             Reply::Part { shared, row_of, unit_of } => {
                 let mut shared = shared.borrow_mut();
                 match refused {
-                    Some(error) => shared.refused.extend(unit_of.iter().map(|unit| (*unit, error()))),
+                    Some(error) => {
+                        shared.refused.extend(unit_of.iter().enumerate().map(|(unit, of)| (*of, error(unit))));
+                    }
                     None => {
                         let original = unique(&mut shared.rows);
                         for (row, of) in row_of.iter().enumerate() {
@@ -88,7 +99,7 @@ impl Pending {
 
     /// Takes the batch apart by units: those for which `first` holds, and the others. Rare: a lock held
     /// elsewhere, a refused row, a batch larger than a flush.
-    fn split(self, mut first: impl FnMut(usize) -> bool) -> (Option<Self>, Option<Self>) {
+    pub(super) fn split(self, mut first: impl FnMut(usize) -> bool) -> (Option<Self>, Option<Self>) {
         let chosen: Vec<bool> = (0..self.unit_count()).map(&mut first).collect();
         if chosen.iter().all(|first| *first) {
             return (Some(self), None);
@@ -219,30 +230,6 @@ impl State {
             self.put_first(pending);
         }
     }
-}
-
-/// Takes the unit out that holds this message without stream: the last, if several do, so that of two in one flush the
-/// first is stored. Answers it, and the others in their order.
-pub(super) fn take_out(taken: Vec<Pending>, message_id: Uuid) -> (Option<Pending>, Vec<Pending>) {
-    let mut out = None;
-    let mut rest = VecDeque::with_capacity(taken.len());
-    for pending in taken.into_iter().rev() {
-        if out.is_some() {
-            rest.push_front(pending);
-            continue;
-        }
-        let rows = pending.rows.clone();
-        let is_it = |row: &usize| rows.message_id[*row] == message_id && rows.stream_id(*row).is_none();
-        let row = (0..rows.len()).rev().find(is_it);
-        let unit = row.map(|row| rows.unit_end.partition_point(|end| (*end as usize) <= row));
-        drop(rows);
-        let (found, others) = pending.split(|of| Some(of) == unit);
-        out = found;
-        if let Some(others) = others {
-            rest.push_front(others);
-        }
-    }
-    (out, rest.into())
 }
 
 /// Units without any of the streams, and the others, whose streams join the set: order by stream stays.

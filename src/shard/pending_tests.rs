@@ -10,7 +10,8 @@ use futures_channel::oneshot;
 use futures_util::FutureExt;
 use uuid::Uuid;
 
-use super::pending::{Pending, split_by_streams, take_out};
+use super::duplicates::Duplicates;
+use super::pending::{Pending, split_by_streams};
 use super::state::State;
 use super::{ShardSettings, Submission, SubmissionReply};
 use crate::batch::{NewRow, Pool, Rows};
@@ -223,16 +224,19 @@ fn of_two_units_with_the_same_message_the_last_is_taken_out_and_the_others_keep_
     let (first, _first_answer) = pending(first);
     let (second, second_answer) = pending(second);
     let (last, _last_answer) = pending(rows_of("f"));
-    let (out, rest) = take_out(vec![first, second, last], twice);
+    let (out, rest) = Duplicates::new(twice, Vec::new()).part(vec![first, second, last]);
     let letter = char::from(0xd0_u8);
     assert_eq!(texts_of(&rest), format!("a b {letter} | c d e | f"));
-    out.unwrap().answer(Some(&|| Error::DuplicateMessage { message_id: twice }));
+    assert_eq!((out.len(), &out[0].1), (1, &vec![twice]));
+    out.into_iter().for_each(|(unit, _)| {
+        unit.answer(Some(&|| Error::DuplicateMessage { message_id: twice }));
+    });
     rest.into_iter().for_each(|pending| {
         pending.answer(None);
     });
     let reply = second_answer.now_or_never().unwrap().unwrap();
     assert!(matches!(reply.refused[..], [(2, Error::DuplicateMessage { message_id })] if message_id == twice));
     let (only, _answer) = pending(rows_of("a"));
-    let (none, rest) = take_out(vec![only], twice);
-    assert!(none.is_none() && texts_of(&rest) == "a");
+    let (none, rest) = Duplicates::new(twice, Vec::new()).part(vec![only]);
+    assert!(none.is_empty() && texts_of(&rest) == "a");
 }

@@ -7,11 +7,19 @@
 //!   so no cursor passes it, and the next owner of its partition publishes it again.
 //! - Behind a reference that was set aside its lane stands still: nothing of it is drained, and nothing is written
 //!   beside the log that would be drained before it. Other lanes go on.
+//! - What is set aside is bounded: at most `SET_ASIDE_TRANSACTIONS_MAX` transactions a shard stand in its ledger and its
+//!   cursors. Beyond them the shard writes no cursor at all. It goes on publishing (reading less, or beginning anew,
+//!   would stop every other lane for one, and find the same again), loses nothing, and pays for it with copies of what
+//!   it published since, when somebody reads anew. The log is not truncated meanwhile, as for a single such message.
+//! - A copy beside the log that can neither be published nor buried is tried once a retry cap: its lane rests between.
+
+use std::cmp::Reverse;
 
 use super::settle::SettleQueue;
 use super::state::State;
 use crate::error::{FailureReason, bounded_error_text};
-use crate::plan::lanes::{LaneIndex, Source};
+use crate::limits::SET_ASIDE_TRANSACTIONS_MAX;
+use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::seam::store::{DeadLetter, Spill, StoreError};
 use crate::time::Tick;
@@ -141,6 +149,14 @@ impl State {
             self.park_dying(lane, later);
         }
         for (dead, lane, source) in part.missing {
+            if source.transaction == TransactionIndex::NONE {
+                end(dead.lane_id, "the copy stays beside the log, and is tried again");
+                if let Some(lane) = self.lanes.find(dead.lane_id, dead.destination) {
+                    self.lanes.rest(lane, later);
+                }
+                self.resolve(source);
+                continue;
+            }
             end(dead.lane_id, "the message is set aside: the next owner of its partition publishes it");
             if let Some(lane) = lane {
                 self.lanes.hold(lane);
@@ -150,15 +166,42 @@ impl State {
         for lane in part.unpark {
             end(self.lanes.lane(lane).lane_id, "the lane stays parked, and is looked at again");
             self.lanes.park_again(lane, later);
-            self.parked_due.push(std::cmp::Reverse((later, lane)));
+            self.parked_due.push(Reverse((later, lane)));
         }
-        self.drain.extend(part.drain_next);
+        self.drain_further(part.drain_next, now);
         None
     }
 
     /// Leaves its transaction open for good, and lets its memory go.
     pub(super) fn set_aside(&mut self, source: Source) {
+        let was_full = self.ledger.is_full();
+        self.ledger.set_aside(source.transaction, SET_ASIDE_TRANSACTIONS_MAX);
+        if self.ledger.is_full() && !was_full {
+            tracing::error!(
+                shard = self.settings.shard,
+                transactions = SET_ASIDE_TRANSACTIONS_MAX,
+                "too much is set aside that the database refuses: no cursor is written any more, and what is published \
+                 from now on goes out again when this process is restarted or its partitions change; repair what is \
+                 refused (see the errors before), then restart it"
+            );
+        }
+        self.set_aside_count += 1;
+        self.metrics.references_set_aside_now.set(self.set_aside_count);
         self.release_batch(source.batch);
+    }
+
+    /// Lanes to drain further: at once, unless the lane is to rest.
+    pub(super) fn drain_further(&mut self, lanes: Vec<LaneIndex>, now: Tick) {
+        for lane in lanes {
+            let (state, due) = (self.lanes.lane(lane).state, self.lanes.lane(lane).rests_until);
+            if state == LaneState::Idle && due > now {
+                self.lanes.park_again(lane, due);
+                self.parked_due.push(Reverse((due, lane)));
+            } else {
+                self.drain.push_back(lane);
+            }
+        }
+        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }
 
     /// References of lanes that stand still are not written beside the log.
@@ -182,7 +225,7 @@ impl State {
         for (stream_seq, source) in beside {
             self.spill_parked(lane, stream_seq, source);
         }
-        self.parked_due.push(std::cmp::Reverse((due, lane)));
+        self.parked_due.push(Reverse((due, lane)));
         self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }
 

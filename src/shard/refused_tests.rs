@@ -4,25 +4,21 @@
 //! all of them that has come back. `settled` lists what was committed, element by element.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use super::publish::tests::{comes_back, run, shard};
+use super::shard_kit::{Kit, run_for, shard_around};
 use super::state::State;
-use super::{LeaseCell, Shard, signal::Signal};
 use crate::batch::{DestinationId, Rows};
 use crate::error::FailureReason;
 use crate::ids::{Epoch, Incarnation};
+use crate::limits::SET_ASIDE_TRANSACTIONS_MAX;
 use crate::plan::lanes::LaneState;
-use crate::runtime::budget::Budget;
-use crate::runtime::sim::SimRuntime;
-use crate::seam::publisher::{PublishRun, Publisher};
-use crate::seam::runtime::Runtime;
 use crate::seam::store::{
     ClaimReply, ClaimRequest, LoadReply, Origin, Release, SettleReply, SettleRequest, Store, StoreError, StoreReply,
     StoreRequest, Stored,
 };
-use crate::seam::transport::{PublishOutcome, TransportLimits};
+use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
 use uuid::Uuid;
 
@@ -36,6 +32,8 @@ struct Door {
     calls: Cell<usize>,
     claims: Cell<usize>,
     drains: RefCell<Vec<u128>>,
+    /// Whose copies beside the log are there; of others none is. Their messages are not stored any more.
+    copies: Cell<Option<Uuid>>,
 }
 
 fn refused(sqlstate: &str) -> Option<StoreError> {
@@ -53,6 +51,10 @@ impl Store for Door {
 
     async fn keep_resolved(&self, _: Incarnation, _: &Release) -> Result<(), StoreError> {
         unreachable!("the partitions stay as they are")
+    }
+
+    async fn find_duplicates(&self, _: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+        unreachable!("nothing is stored here")
     }
 
     async fn settle(&self, _: Incarnation, request: &SettleRequest) -> Result<SettleReply, StoreError> {
@@ -77,8 +79,20 @@ impl Store for Door {
         Ok(ClaimReply { epoch, position, more: false, logs: Vec::new(), rows, scheduled_in_ms: None })
     }
 
-    async fn claim_parked(&self, lane_id: Uuid, _: DestinationId, _: u32, _: usize) -> Result<Rows, StoreError> {
+    async fn claim_parked(
+        &self,
+        lane_id: Uuid,
+        destination: DestinationId,
+        _: u32,
+        _: usize,
+    ) -> Result<Rows, StoreError> {
         self.drains.borrow_mut().push(lane_id.as_u128());
+        if self.copies.get() == Some(lane_id) {
+            let mut rows = Rows::default();
+            let row = rows.push_missing(lane_id, 0, 1, destination);
+            rows.stream_seq[row] = 1;
+            return Ok(rows);
+        }
         if lane_id == of(1) { Err(refused("XX001").unwrap()) } else { Ok(Rows::default()) }
     }
 
@@ -91,25 +105,13 @@ impl Store for Door {
     }
 }
 
-struct Nowhere(TransportLimits);
-
-impl Publisher for Nowhere {
-    fn limits(&self) -> &TransportLimits {
-        &self.0
-    }
-
-    fn publish(&self, run: Box<PublishRun>) -> impl Future<Output = Box<PublishRun>> + 'static {
-        std::future::ready(run)
-    }
-}
-
 /// How a story ended: what was committed (sorted), the cursor, refused for good, calls, and the shard's state.
 struct End {
     settled: Vec<String>,
     cursor: String,
     refused: u64,
     calls: usize,
-    state: Rc<Shard<SimRuntime, Door, Nowhere>>,
+    state: Kit<Door>,
 }
 
 fn failed(_: u128) -> PublishOutcome {
@@ -142,30 +144,11 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         calls: Cell::new(0),
         claims: Cell::new(0),
         drains: RefCell::default(),
+        copies: Cell::new(None),
     };
-    let runtime = SimRuntime::new(1, 100_000);
-    let shard = Rc::new(Shard {
-        runtime: runtime.clone(),
-        store: Rc::new(door),
-        publisher: Nowhere(TransportLimits::default()),
-        budget: Arc::new(Budget::default()),
-        lease: Arc::new(LeaseCell::default()),
-        others: Arc::default(),
-        state: RefCell::new(state),
-        announced: Cell::new(false),
-        call_timeout_us: 1_000_000,
-        flush_signal: Signal::default(),
-        claim_signal: Signal::default(),
-        publish_signal: Signal::default(),
-        settle_signal: Signal::default(),
-    });
-    let (of, clock) = (shard.clone(), runtime.clone());
-    let ended = runtime.block_on(async move {
-        let deadline = clock.sleep_until(clock.now().plus_ms(60_000));
-        let (settles, deadline) = (std::pin::pin!(of.settle_loop()), std::pin::pin!(deadline));
-        matches!(futures_util::future::select(settles, deadline).await, futures_util::future::Either::Left(_))
-    });
-    assert!(ended.unwrap(), "the settlements came to no end within a minute");
+    let shard = shard_around(state, door, 100_000);
+    let ended = run_for(&shard, 60_000, |of| async move { of.settle_loop().await });
+    assert!(ended, "the settlements came to no end within a minute");
     let mut settled = shard.store.settled.take();
     settled.sort();
     End {
@@ -272,16 +255,79 @@ fn a_cursor_that_is_refused_holds_up_no_outcome() {
 fn a_lane_that_cannot_be_drained_holds_up_no_claim_and_no_other_lane() {
     let shard = story(2, failed, |_| None).state;
     shard.state.borrow_mut().ended = false;
-    let (of, clock) = (shard.clone(), shard.runtime.clone());
-    let watched = shard.runtime.block_on(async move {
-        let until = clock.sleep_until(clock.now().plus_ms(60_000));
-        let (claims, until) = (std::pin::pin!(of.claim_loop()), std::pin::pin!(until));
-        futures_util::future::select(claims, until).await;
-    });
-    watched.unwrap();
+    run_for(&shard, 60_000, |of| async move { of.claim_loop().await });
     let drains = shard.store.drains.take();
     assert!(drains.iter().filter(|stream| **stream == 1).count() > 3, "it is tried again: {drains:?}");
     assert!(drains.contains(&2), "its neighbour is drained: {drains:?}");
     let claims = shard.store.claims.get();
     assert!(claims > 3, "{claims} claims");
+}
+
+#[test]
+fn a_copy_that_can_neither_be_published_nor_buried_is_tried_once_a_retry_cap() {
+    let refuses = |request: &SettleRequest| {
+        request.dead.iter().any(|dead| dead.lane_id == of(1)).then(|| refused("XX001")).flatten()
+    };
+    let shard = story(2, failed, refuses).state;
+    shard.store.copies.set(Some(of(1)));
+    shard.state.borrow_mut().ended = false;
+    let minutes = 30;
+    run_for(&shard, minutes * 60_000, |of| async move { futures_util::join!(of.claim_loop(), of.settle_loop()) });
+    let drains = shard.store.drains.take();
+    let tries = drains.iter().filter(|stream| **stream == 1).count() as u64;
+    // The cap of these shards is five minutes.
+    assert!((minutes / 5..=minutes / 5 + 1).contains(&tries), "{tries} tries in {minutes} minutes");
+    assert!(drains.contains(&2), "its neighbour is drained: {drains:?}");
+    let metrics = shard.state.borrow().metrics.clone();
+    assert_eq!((metrics.settles_refused.get(), metrics.references_set_aside_now.get()), (tries, 0));
+    assert_eq!(metrics.parked_lanes_now.get(), 1);
+}
+
+#[test]
+fn what_is_set_aside_is_bounded_and_other_lanes_go_on() {
+    let refuses = |request: &SettleRequest| {
+        let spill = request.spill.iter().any(|spill| spill.lane_id == of(2));
+        (spill || request.dead.iter().any(|dead| dead.lane_id == of(2))).then(|| refused("XX001")).flatten()
+    };
+    let end = story(3, failed, refuses);
+    let (mut state, _) = shard("refused", 1);
+    std::mem::swap(&mut *end.state.state.borrow_mut(), &mut state);
+    state.ended = false;
+    let before = state.ledger.len();
+    // Its stream is written on and on, each message in a transaction of its own.
+    let messages = 3 * SET_ASIDE_TRANSACTIONS_MAX;
+    let (others, _) = shard("refused", 3);
+    let mut rows = Rows::default();
+    for number in 0..messages {
+        rows.push_copy(others.rows_of(0), 1);
+        rows.stream_seq[number] = 2 + number as i64;
+    }
+    let batch = state.add_batch(Arc::new(rows));
+    for row in 0..messages {
+        let transaction = state.ledger.open(1_000 + row as u64, 1);
+        state.count_references(batch, 1);
+        state.feed(batch, row, row..row + 1, transaction);
+    }
+    state.release_batch(batch);
+    assert_eq!((before, state.ledger.len()), (1, SET_ASIDE_TRANSACTIONS_MAX));
+    assert_eq!(state.metrics.references_set_aside_now.get(), 1 + messages as u64);
+    assert_eq!((state.rows_in_memory(), state.lanes.ready_count()), (0, 0));
+    // Another stream is published as ever.
+    let mut rows = Rows::default();
+    rows.push_copy(others.rows_of(0), 2);
+    rows.lane_id[0] = of(9);
+    rows.stream_seq[0] = 1;
+    let batch = state.add_batch(Arc::new(rows));
+    let transaction = state.ledger.open(9_000, 1);
+    state.count_references(batch, 1);
+    state.feed(batch, 0, 0..1, transaction);
+    state.release_batch(batch);
+    let sent = run(&mut state, Tick(5));
+    comes_back(&mut state, sent, vec![PublishOutcome::Accepted], Tick(6));
+    assert_eq!(state.ledger.len(), SET_ASIDE_TRANSACTIONS_MAX, "it is resolved");
+    // No cursor could list them all: none is written, and nobody waits for one.
+    state.cursor_dirty = true;
+    assert!(state.is_drained());
+    let end = end_of(state, |_| None);
+    assert_eq!((end.settled, end.cursor.as_str()), (Vec::<String>::new(), ""));
 }

@@ -80,9 +80,14 @@ impl SettleQueue {
         *self = Self::default();
     }
 
-    /// References that are in no lane: on their way beside the log, or to the dead letters.
+    /// References that are in no lane: on their way beside the log, from there, or to the dead letters.
     pub(super) fn outside_lanes(&self) -> usize {
-        self.spill.len() + self.missing.len()
+        self.spill.len() + self.missing.len() + self.drained.len()
+    }
+
+    /// Outcomes of whole lanes.
+    pub(super) fn of_lanes(&self) -> usize {
+        self.park.len() + self.dead.len() + self.unpark.len() + self.drain_next.len()
     }
 
     /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
@@ -118,7 +123,7 @@ impl State {
             shard: self.settings.shard,
             ownership: self.ownership,
             epoch: self.epoch,
-            cursor: with_cursor.then(|| self.ledger.cursor(&self.reader.read)),
+            cursor: if with_cursor { self.ledger.cursor(&self.reader.read) } else { None },
             park: taken.park.clone(),
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
             drained: taken.drained.iter().map(|(drained, _)| *drained).collect(),
@@ -173,7 +178,7 @@ impl State {
                 self.parked_due.push(std::cmp::Reverse((now, lane)));
             }
         }
-        self.drain.extend(taken.drain_next);
+        self.drain_further(taken.drain_next, now);
     }
 
     fn park_row_again(&mut self, lane: LaneIndex) {
@@ -211,7 +216,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let (work, cursor, ended) = {
                 let state = self.state.borrow();
                 let usable = state.loaded;
-                (usable && !state.settle.is_empty(), usable && state.cursor_dirty, state.ended)
+                (usable && !state.settle.is_empty(), state.has_cursor_to_write(), state.ended)
             };
             let cursor_now = cursor && (cursor_due <= now || ended);
             if !work && !cursor_now {
@@ -294,7 +299,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     if request.only_cursor() {
                         state.metrics.settles_refused.add(1);
                         tracing::error!(%error, "settle: the cursor was refused by the database");
-                        state.drain.extend(part.drain_next);
+                        let now = self.runtime.now();
+                        state.drain_further(part.drain_next, now);
                     } else if request.cursor.is_some() {
                         parts.push(part);
                     } else if part.len() > 1 {

@@ -97,8 +97,9 @@ pub(super) struct State {
     left: Option<(u64, u64)>,
     /// Stream and number of the message that the claim's last page ended in.
     pub half_fed: Option<(Uuid, i64)>,
-    /// Transactions that the claim fed while a flush had no answer: it may be one of them.
-    pub fed_meanwhile: Vec<u64>,
+    /// Transactions that the claim came by while a flush had no answer: it may be one of them. And whether the log row
+    /// was an owner's.
+    pub fed_meanwhile: Vec<(u64, bool)>,
     /// What was resolved for a partition when it was taken, until the reader has caught up.
     pub bases: Vec<(u32, Snapshot)>,
 
@@ -120,6 +121,8 @@ pub(super) struct State {
     /// A settlement is under way, perhaps of an older era.
     pub settling: bool,
     pub cursor_dirty: bool,
+    /// References that were set aside; see `refused`.
+    pub set_aside_count: u64,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
     pub pauses: Vec<(DestinationId, Pause)>,
@@ -166,6 +169,7 @@ impl State {
             settle: SettleQueue::default(),
             settling: false,
             cursor_dirty: false,
+            set_aside_count: 0,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
             pauses: Vec::new(),
@@ -210,6 +214,12 @@ impl State {
     /// The rows of a transaction of this shard are left to the claim.
     pub(super) fn leave_to_claim(&mut self, xid: u64) {
         self.left = Some(self.left.map_or((xid, xid), |(oldest, newest)| (oldest.min(xid), newest.max(xid))));
+    }
+
+    /// Whether a transaction of this shard was committed, and when, cannot be told: in this era nothing in memory is
+    /// known to be complete any more. The claim brings what was stored, if it was.
+    pub(super) fn leave_unknown_to_claim(&mut self) {
+        self.left = Some((0, u64::MAX));
     }
 
     /// The reader has read a snapshot whole. One that was taken before a transaction was committed can have a
@@ -275,6 +285,9 @@ impl State {
         self.fed_meanwhile.clear();
         self.reader = ReadPosition::default();
         self.cursor_dirty = false;
+        self.set_aside_count = 0;
+        self.metrics.references_set_aside_now.set(0);
+        self.metrics.parked_lanes_now.set(0);
     }
 
     /// Compares the epoch of an answer; on another one everything is dropped.
@@ -376,7 +389,12 @@ impl State {
             && self.rows_in_memory() == 0
             && self.settle.is_empty()
             && (self.flushes.is_empty() || !self.loaded)
-            && !(self.cursor_dirty && self.loaded)
+            && !self.has_cursor_to_write()
+    }
+
+    /// Whether a cursor is to be written that says more than the last one.
+    pub(super) fn has_cursor_to_write(&self) -> bool {
+        self.cursor_dirty && self.loaded && !self.ledger.is_full()
     }
 
     /// The pause of a destination.

@@ -52,6 +52,7 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "store_shard_messages",
     "claim_work",
     "find_flush",
+    "find_duplicates",
     "settle",
     "claim_parked",
     "load_shard",

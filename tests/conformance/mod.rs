@@ -53,6 +53,10 @@ fn story(rows: &Rows) -> Vec<String> {
         .collect()
 }
 
+fn owned(reply: &ClaimReply) -> Vec<bool> {
+    reply.logs.iter().map(|log| log.owned).collect()
+}
+
 fn own_flushes(reply: &ClaimReply) -> Vec<Option<i64>> {
     reply.logs.iter().map(|log| log.own_flush).collect()
 }
@@ -70,6 +74,7 @@ pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &
     a_lane_is_parked_and_drained(store, &mut reader, partition_count).await;
     a_dead_letter_is_written_once(store, &mut reader, partition_count).await;
     a_scheduled_message_gets_its_number_when_due(store, &mut reader, partition_count).await;
+    an_id_that_is_stored_is_told_and_taken_once(store, &mut reader, partition_count).await;
     a_partition_is_handed_over_exactly(store, keeper_a, &mut reader).await;
     a_successor_starts_where_the_cursor_stands(store, keeper_a, keeper_b, &mut reader).await;
 }
@@ -112,7 +117,7 @@ async fn a_flush_is_numbered_and_claimed<S: Store>(store: &S, reader: &mut Reade
 
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     assert_eq!(story(&claimed.rows), ["10:1/1>x", "10:2/0>x", "10:2/0>y", &flush.streamless_story("y")]);
-    assert!(claimed.logs.iter().all(|log| log.xid == first.xid && log.own_flush.is_none()));
+    assert!(claimed.logs.iter().all(|log| log.xid == first.xid && log.own_flush.is_none() && log.owned));
     let references: u32 = claimed.logs.iter().map(|log| log.reference_count).sum();
     assert_eq!(references, 4);
     assert_eq!(claimed.position.page, None);
@@ -183,6 +188,7 @@ async fn a_foreign_row_is_seen<S: Store>(store: &S, reader: &mut Reader, count: 
 
     let claimed = store.claim_work(&reader.claim(&[5, 6, 7], 100)).await.unwrap();
     assert_eq!(own_flushes(&claimed), [None, None, Some(7)], "only owned rows are left out");
+    assert_eq!(owned(&claimed), [false, false, true], "the others may be about any partition");
     assert_eq!(story(&claimed.rows), ["10:6/0>x", "12:1/1>x"]);
     reader.position = claimed.position;
 
@@ -354,6 +360,24 @@ async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reade
     let claimed = store.claim_work(&reader.claim(&[11], 100)).await.unwrap();
     assert_eq!(story(&claimed.rows), ["10:10/0>x"]);
     assert_eq!(claimed.scheduled_in_ms, None);
+    reader.position = claimed.position;
+}
+
+/// Messages without stream are told apart by their ids, as far back as the log is kept.
+async fn an_id_that_is_stored_is_told_and_taken_once<S: Store>(store: &S, reader: &mut Reader, count: u32) {
+    let mut flush = Flush::new(reader, 20, count);
+    flush.push_as(id(300), None, &["x"]).push_as(id(301), None, &[]).push_as(id(302), Some(id(303)), &[]);
+    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let mut told = store.find_duplicates(&[id(299), id(301), id(302), id(300), id(303)]).await.unwrap();
+    told.sort_unstable();
+    assert_eq!(told, [id(300), id(301), id(303)], "a stream's first message stands in the place of its stream's id");
+    assert!(store.find_duplicates(&[]).await.unwrap().is_empty());
+    let mut again = Flush::new(reader, 21, count);
+    again.push_as(id(304), None, &["x"]).push_as(id(301), None, &["x"]);
+    let again = store.store_outbox_messages(&again.request(reader)).await;
+    assert!(matches!(again, Err(StoreError::DuplicateMessage { message_id }) if message_id == id(301)), "{again:?}");
+    let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
+    assert_eq!(story(&claimed.rows), [format!("{}:1/0>x", id(300).as_u128() as u16)]);
     reader.position = claimed.position;
 }
 

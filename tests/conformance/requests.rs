@@ -126,12 +126,28 @@ impl Flush {
         self.push_row(Some(stream), false, due_unix_us, destinations)
     }
 
+    /// A message of this id.
+    pub fn push_as(&mut self, message_id: Uuid, stream_id: Option<Uuid>, destinations: &[&str]) -> &mut Self {
+        self.push_message(message_id, stream_id, false, 0, destinations)
+    }
+
     fn push_row(&mut self, stream_id: Option<Uuid>, is_event: bool, due_unix_us: i64, names: &[&str]) -> &mut Self {
         let message_id = Uuid::from_u128(
             0x0191_0000_0000_7000_8000_0000_0000_0000
                 + (self.origin.flush_number as u128) * 4096
                 + self.rows.len() as u128,
         );
+        self.push_message(message_id, stream_id, is_event, due_unix_us, names)
+    }
+
+    fn push_message(
+        &mut self,
+        message_id: Uuid,
+        stream_id: Option<Uuid>,
+        is_event: bool,
+        due_unix_us: i64,
+        names: &[&str],
+    ) -> &mut Self {
         let destinations: Vec<_> = names.iter().map(|name| DestinationId::of(name).unwrap()).collect();
         let row = NewRow {
             message_id,

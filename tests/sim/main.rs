@@ -10,6 +10,7 @@
 mod conformance;
 
 mod chaos;
+mod memory;
 mod model;
 mod mutants;
 mod process;

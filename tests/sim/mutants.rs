@@ -71,6 +71,18 @@ fn scenario(seed: u64, mutant: Mutant) -> Scenario {
         Mutant::BlindResend | Mutant::LookUpWithoutLocks => {
             Scenario { faults: Faults { cut_per_mille: 100, ..Faults::default() }, ..calm }
         }
+        // A destination that is away now and then, while others go on writing.
+        Mutant::ClaimWithoutBound => Scenario {
+            shards: 1,
+            strangers: 12,
+            streams: 4,
+            messages: 3_000,
+            pause_us: 500,
+            hold_us: 500,
+            lane_rows_max: 8,
+            faults: Faults { away: 1, ..Faults::default() },
+            ..calm
+        },
         Mutant::NumberGivenAgain => Scenario { streams: 40, strangers: 2, maintenance_ms: 50, rotate_rows: 2, ..calm },
     }
 }
@@ -151,4 +163,9 @@ fn a_look_up_without_locks_goes_red() {
 #[test]
 fn a_number_given_again_goes_red() {
     check(Mutant::NumberGivenAgain, &["P5", "number", "another message"]);
+}
+
+#[test]
+fn a_claim_without_bound_goes_red() {
+    check(Mutant::ClaimWithoutBound, &["P8"]);
 }

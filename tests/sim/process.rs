@@ -16,6 +16,7 @@ use corelane::shard::tend::{Keeper, Stop};
 use corelane::shard::{Arrival, Control, LeaseCell, OthersBell, ShardParts, ShardReport, ShardSettings, run};
 use corelane::store::model::Model;
 
+use crate::memory::Memory;
 use crate::publisher::{Broker, SimPublisher};
 
 /// What every process of a scenario is made by.
@@ -26,6 +27,7 @@ pub struct ProcessPlan {
     pub settings: ShardSettings,
     pub limits: TransportLimits,
     pub budget_rows: usize,
+    pub memory: Memory,
 }
 
 /// A running process.
@@ -69,6 +71,8 @@ impl Process {
         for shard in 0..plan.shards {
             let (sender, receiver) = Ring::new(1024);
             let budget = Arc::new(Budget::default());
+            let metrics = Arc::new(ShardMetrics::default());
+            plan.memory.watch(&metrics);
             let parts = ShardParts {
                 runtime: runtime.clone(),
                 store: Rc::new(model.store()),
@@ -77,7 +81,7 @@ impl Process {
                 budget: budget.clone(),
                 lease: lease.clone(),
                 others: others.clone(),
-                metrics: Arc::new(ShardMetrics::default()),
+                metrics,
                 pool: Arc::new(Pool::new(64, 1 << 20)),
                 settings: ShardSettings { shard, ..plan.settings.clone() },
             };

@@ -4,7 +4,7 @@
 //! - Everything committed was accepted by the transport or lies in the dead letters (P3), nothing is left parked
 //!   or scheduled, versions have no gaps, and no number was given twice (P5).
 //! - Callers were told the truth: stored under these numbers, or not stored.
-//! - No transaction of ours was ended by a deadlock, and memory stayed within its bounds (P8).
+//! - No transaction of ours was ended by a deadlock, and memory stayed within its bounds (P8), also on the way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,7 @@ use corelane::store::model::{Model, ModelSettings};
 use uuid::Uuid;
 
 use crate::chaos::{Chaos, Faults};
+use crate::memory::Memory;
 use crate::process::{Process, ProcessPlan};
 use crate::publisher::{Broker, Manners};
 use crate::sink::Sink;
@@ -115,7 +116,8 @@ impl Scenario {
             claim_poll_ms: 50,
             claim_poll_ms_max: 400,
             lane_rows_max: self.lane_rows_max,
-            lane_streams_max: 1_000,
+            // Now and then fewer than there are: they are shed.
+            lane_streams_max: if self.seed % 4 == 3 { 3 } else { 1_000 },
             publish_run_rows_max: 16,
             publish_in_flight_max: 4,
             retry_base_ms: 40,
@@ -131,7 +133,7 @@ impl Scenario {
             ordered_atomic_batches: self.ordered,
             ..TransportLimits::default()
         };
-        ProcessPlan { shards: self.shards, times, settings, limits, budget_rows: 64 }
+        ProcessPlan { shards: self.shards, times, settings, limits, budget_rows: 64, memory: Memory::default() }
     }
 
     fn subjects(&self) -> Subjects {
@@ -215,6 +217,7 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
     let end = runtime.now().plus_ms(scenario.run_ms);
     while runtime.now() < end && pace.left.get() > 0 {
         chaos.strike().await;
+        plan.memory.check(&runtime, &plan, scenario.destinations as usize);
     }
     pace.open.set(false);
     chaos.quiet().await;
@@ -231,8 +234,10 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
             ));
         }
         runtime.sleep_until(runtime.now().plus_ms(100)).await;
+        plan.memory.check(&runtime, &plan, scenario.destinations as usize);
     }
     chaos.stop_all().await;
+    plan.memory.check(&runtime, &plan, scenario.destinations as usize);
     check_told(&runtime, &model, &told.borrow());
     check_versions(&runtime, &model);
     if model.deadlocks() > 0 {

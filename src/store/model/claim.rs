@@ -217,7 +217,7 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
                 }
             }
         }
-        reply.logs.push(ClaimedLog { xid: log.xid, own_flush, reference_count });
+        reply.logs.push(ClaimedLog { xid: log.xid, own_flush, owned: log.owned, reference_count });
     }
     tx.model.0.runtime.trace(|| {
         let (number, shard) = (request.incarnation.number, request.shard);

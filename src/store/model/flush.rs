@@ -124,6 +124,11 @@ impl Store for ModelStore {
         self.model.call(move |tx| find(tx, origin, streams, since)).await
     }
 
+    async fn find_duplicates(&self, message_id: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+        let wanted = message_id.to_vec();
+        self.model.call(move |tx| find_duplicates(tx, wanted)).await
+    }
+
     async fn settle(
         &self,
         incarnation: crate::ids::Incarnation,
@@ -459,6 +464,17 @@ async fn find(tx: Tx, origin: Origin, streams: Vec<(Uuid, u32)>, since: u64) -> 
         foreign: true,
         looked_up: Some(looked_up),
     }))
+}
+
+async fn find_duplicates(tx: Tx, wanted: Vec<Uuid>) -> Result<Vec<Uuid>, StoreError> {
+    tx.pause().await?;
+    let snapshot = tx.snapshot();
+    let database = tx.database();
+    let is_stored = |id: &Uuid| {
+        let mut segments = database.segments.iter();
+        segments.any(|of| of.outbox.get(&(*id, 1)).is_some_and(|row| snapshot.contains(row.xid)))
+    };
+    Ok(wanted.into_iter().filter(is_stored).collect())
 }
 
 impl Database {

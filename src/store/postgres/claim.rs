@@ -120,8 +120,8 @@ pub(super) async fn claim_work(
             Err(why) => push_unnamed(&mut reply.rows, &row, lane_id, name, &why)?,
         }
     }
-    // Rows without references here are answered as well: another writer may have stored messages without a
-    // destination, and the shard's remembered numbers are old from then on.
+    // Rows without references here are answered as well: where they are not owned, another writer may have stored
+    // messages without a destination, and the shard's remembered numbers are old from then on.
     Ok(reply)
 }
 
@@ -137,7 +137,12 @@ fn first_row(row: &Row, before: &ReadPosition) -> Result<ClaimReply, StoreError>
     let logs = xids
         .into_iter()
         .zip(own)
-        .map(|(xid, own_flush)| ClaimedLog { xid: xid as u64, own_flush, reference_count: 0 })
+        .map(|(xid, own)| ClaimedLog {
+            xid: xid as u64,
+            own_flush: own.filter(|flush| *flush > 0),
+            owned: own.is_some(),
+            reference_count: 0,
+        })
         .collect();
     Ok(ClaimReply {
         epoch: Epoch(row.try_get(column::EPOCH)?),

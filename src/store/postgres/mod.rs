@@ -125,6 +125,7 @@ pub struct PostgresStore {
 struct Texts {
     store: Sql,
     find_flush: Sql,
+    find_duplicates: Sql,
     settle: Sql,
     claim: Sql,
     claim_parked: Sql,
@@ -141,6 +142,7 @@ impl PostgresStore {
         let sql = Texts {
             store: store::store_sql(schema),
             find_flush: store::find_flush_sql(schema),
+            find_duplicates: store::find_duplicates_sql(schema),
             settle: settle::settle_sql(schema),
             claim: claim::claim_sql(schema),
             claim_parked: claim::claim_parked_sql(schema),
@@ -169,6 +171,12 @@ impl Store for PostgresStore {
         let (call, _) = self.writing.call().await?;
         let sql = &self.sql.find_flush;
         let result = store::find_flush(&call.connection, sql, origin, stream_id, stream_rows, since).await;
+        call.end(result)
+    }
+
+    async fn find_duplicates(&self, message_id: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+        let (call, _) = self.writing.call().await?;
+        let result = store::find_duplicates(&call.connection, &self.sql.find_duplicates, message_id).await;
         call.end(result)
     }
 

@@ -1,4 +1,4 @@
-//! `store_shard_messages` and `find_flush`: a flush, and what became of it.
+//! `store_shard_messages`, `find_flush` and `find_duplicates`: a flush, what became of it, and why it could not be.
 //!
 //! Invariant: one statement a flush, which commits by itself; its parameters are written from the batches as they are.
 
@@ -27,6 +27,10 @@ pub(super) fn find_flush_sql(schema: &str) -> Sql {
         "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5, $6)"
     );
     Sql { slot: 1, text }
+}
+
+pub(super) fn find_duplicates_sql(schema: &str) -> Sql {
+    Sql { slot: 7, text: format!("select {schema}.find_duplicates($1)") }
 }
 
 pub(super) async fn store(
@@ -181,11 +185,13 @@ pub(super) async fn store(
 
 /// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
 fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
+    // Scheduled ones get their numbers when they are due.
+    let is_such = |rows: &Rows, row: usize| rows.stream_id(row).is_none() && !rows.is_scheduled(row);
     let has_no_stream = |id: &Uuid| {
         request
             .batches
             .iter()
-            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && rows.stream_id(row).is_none()))
+            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && is_such(rows, row)))
     };
     match taken_lane(error).filter(has_no_stream) {
         Some(message_id) => StoreError::DuplicateMessage { message_id },
@@ -222,6 +228,18 @@ pub(super) async fn find_flush(
         foreign: true,
         looked_up: Some(last_numbers(seq, version)),
     }))
+}
+
+pub(super) async fn find_duplicates(
+    connection: &Connection,
+    sql: &Sql,
+    message_id: &[Uuid],
+) -> Result<Vec<Uuid>, StoreError> {
+    let statement = connection.prepare(sql).await?;
+    let message_id = columns::of_uuid(message_id);
+    let parameters: [&(dyn ToSql + Sync); 1] = [&message_id];
+    let rows = connection.client.query(&statement, &parameters).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 fn last_numbers(seq: Vec<i64>, version: Vec<i64>) -> Vec<LastNumbers> {
