@@ -82,6 +82,9 @@ pub struct LoadArgs {
     /// Engines on the one database, each with its own share of the partitions and of the callers.
     #[arg(long, default_value_t = 1)]
     pub instances: usize,
+    /// With several instances: whose streams the callers of an instance write to.
+    #[arg(long, value_enum, default_value_t = Affinity::Owner)]
+    pub affinity: Affinity,
     /// What the shards run on (overrides `shards.runtime` of the config file).
     #[arg(long, value_enum)]
     pub runtime: Option<RuntimeChoice>,
@@ -115,6 +118,15 @@ pub enum Distribution {
     Uniform,
     /// A few streams get most.
     Zipf,
+}
+
+/// Whose streams the callers of an instance write to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Affinity {
+    /// Those whose partitions their instance holds: requests are routed by stream id.
+    Owner,
+    /// Any: requests come to any instance.
+    Any,
 }
 
 /// What the shards run on.

@@ -19,6 +19,7 @@ use hdrhistogram::Histogram;
 use uuid::Uuid;
 
 use crate::backlog;
+use crate::cli::Affinity;
 use crate::baselines::{DESTINATION, Ids, TYPE_NAME};
 use crate::collector::{CallMark, Collector, CollectorTransport};
 use crate::drive::{Caller, measured, quiet};
@@ -160,6 +161,7 @@ impl Subject<'_> {
                 calls: calls.clone(),
                 overloaded: overloaded.clone(),
                 batch: self.scenario.batch,
+                home: Home::new(self.scenario),
             })
             .collect();
         let mut held = None;
@@ -377,6 +379,44 @@ impl Enqueue for Message {
     }
 }
 
+/// Which streams a caller's requests are for, where they are routed by stream id.
+#[derive(Debug)]
+struct Home {
+    routed: bool,
+    /// By partition; as of a moment ago.
+    held: Vec<bool>,
+    /// Draws in vain, beyond which the next stream is taken as it comes: a caller may have none of its instance's.
+    misses: u32,
+    asked: Option<Instant>,
+}
+
+impl Home {
+    const AGE: Duration = Duration::from_millis(100);
+    const MISSES_MAX: u32 = 1_000;
+
+    fn new(scenario: &Scenario) -> Self {
+        let routed = scenario.instances > 1 && scenario.affinity == Affinity::Owner;
+        Self { routed, held: Vec::new(), misses: 0, asked: None }
+    }
+
+    fn is_of(&mut self, engine: &Engine, stream_id: Uuid) -> bool {
+        if !self.routed {
+            return true;
+        }
+        if self.misses == 0 && self.asked.is_none_or(|asked| asked.elapsed() > Self::AGE) {
+            self.asked = Some(Instant::now());
+            self.held.clear();
+            for partition in engine.held_partitions() {
+                self.held.resize(self.held.len().max(partition as usize + 1), false);
+                self.held[partition as usize] = true;
+            }
+        }
+        let is_of = self.held.get(engine.partition_of(stream_id) as usize).copied().unwrap_or(false);
+        self.misses = if is_of || self.misses >= Self::MISSES_MAX { 0 } else { self.misses + 1 };
+        self.misses == 0
+    }
+}
+
 struct EngineCaller {
     engine: Engine,
     collector: Arc<Collector>,
@@ -389,6 +429,7 @@ struct EngineCaller {
     calls: Arc<AtomicU64>,
     overloaded: Arc<AtomicU64>,
     batch: usize,
+    home: Home,
 }
 
 impl Caller for EngineCaller {
@@ -398,7 +439,10 @@ impl Caller for EngineCaller {
         self.collector.call_begins(call);
         self.chosen.clear();
         for _ in 0..self.batch {
-            let stream = self.streams.draw();
+            let mut stream = self.streams.draw();
+            while !self.home.is_of(&self.engine, self.family.stream(stream)) {
+                stream = self.streams.draw();
+            }
             self.chosen.push(stream);
             self.payload.count();
             let stream_id = self.family.stream(stream);

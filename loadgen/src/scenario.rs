@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{Distribution, Hold, LoadArgs, RuntimeChoice};
+use crate::cli::{Affinity, Distribution, Hold, LoadArgs, RuntimeChoice};
 use crate::failure::{Failure, Result};
 
 /// When a measurement ends.
@@ -45,6 +45,7 @@ pub struct Scenario {
     pub warm_up: Duration,
     pub shards: Option<usize>,
     pub instances: usize,
+    pub affinity: Affinity,
     pub runtime: Option<RuntimeChoice>,
     pub config: Option<PathBuf>,
     pub hold: Option<Hold>,
@@ -121,6 +122,7 @@ impl Scenario {
             warm_up: args.warm_up,
             shards: args.shards,
             instances: args.instances,
+            affinity: args.affinity,
             runtime: args.runtime,
             config: args.config.first().cloned(),
             hold: args.hold,

@@ -177,6 +177,23 @@ impl Engine {
         self.shared.shards.iter().map(view).collect()
     }
 
+    /// The partition of a stream id, `0..partitions.count`: whoever holds it publishes the stream.
+    #[must_use]
+    pub fn partition_of(&self, stream_id: Uuid) -> u32 {
+        crate::partition::partition_of(stream_id, self.shared.config.partitions.count)
+    }
+
+    /// The partitions this process holds now, ascending. What is stored here for others of them is published by their
+    /// owner, who reads it back from the database: callers that are routed by stream id to its owner spare that. The
+    /// set changes while processes come and go.
+    #[must_use]
+    pub fn held_partitions(&self) -> Vec<u32> {
+        let of = |shard: &ShardHandle| shard.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut held: Vec<u32> = self.shared.shards.iter().flat_map(of).map(|held| held.partition).collect();
+        held.sort_unstable();
+        held
+    }
+
     /// Partitions this process holds now.
     #[must_use]
     pub fn partitions_held(&self) -> usize {
