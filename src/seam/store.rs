@@ -1,8 +1,8 @@
 //! The Postgres seam: what the shards and the lease keeper ask of the database.
 //!
 //! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Not meant for users: it
-//! changes with the engine. One method here = one file in `sql/functions` = its test; two names differ:
-//! `store_outbox_messages` calls `store_shard_messages.sql`, and `load` calls `load_shard.sql`.
+//! changes with the engine. One method here = one file in `sql/functions` = its test; one name differs: `load` calls
+//! `load_shard.sql`. (`store_outbox_messages.sql` is the door for callers in any language, and no method here.)
 //!
 //! Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
 
@@ -384,8 +384,7 @@ pub struct LoadReply {
 /// The shards' side of the database.
 pub trait Store: 'static {
     /// Stores a flush: one transaction, one commit.
-    fn store_outbox_messages(&self, request: &StoreRequest<'_>)
-    -> impl Future<Output = Result<StoreReply, StoreError>>;
+    fn store_shard_messages(&self, request: &StoreRequest<'_>) -> impl Future<Output = Result<StoreReply, StoreError>>;
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their

@@ -244,7 +244,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &columns.partitions,
             held: &held,
         };
-        let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
+        let mut answer = self.within_deadline(self.store.store_shard_messages(&request)).await;
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
             answer = match self.look_up(origin, columns, &reason).await {

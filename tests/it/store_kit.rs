@@ -226,7 +226,7 @@ impl Owner {
             partitions: &partitions,
             held: &self.held(),
         };
-        let reply = self.store.store_outbox_messages(&request).await?;
+        let reply = self.store.store_shard_messages(&request).await?;
         if let StoreReply::Stored(stored) = &reply {
             for (index, stream) in streams.iter().enumerate() {
                 let assumed = last[index].unwrap_or_default();

@@ -108,7 +108,7 @@ impl ModelStore {
 }
 
 impl Store for ModelStore {
-    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         let request = Request::of(request);
         self.model.call(|tx| store(tx, request)).await
     }

@@ -151,7 +151,7 @@ impl PostgresStore {
 }
 
 impl Store for PostgresStore {
-    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         let (call, _) = self.writing.call().await?;
         let result = store::store(&call.connection, &self.sql.store, request).await;
         call.end(result)
