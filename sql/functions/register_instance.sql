@@ -3,6 +3,7 @@
 -- out: number, partition_count
 -- locks: "alive" of the incarnation, for the session, before its row can be seen: who sees the row and gets the
 --     lock may mark it dead. Needs a direct connection
+-- cost: one row, and the server's control file
 -- refused with CL002 where the installation stems from elsewhere (copied or restored): see check_installation
 create or replace function @schema@.register_instance(
     p_id uuid, p_service_name text, p_instance_name text, p_lease_ms int8, p_shards int4,

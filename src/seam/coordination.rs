@@ -56,6 +56,8 @@ pub struct Members {
     pub others: Vec<Member>,
     /// Partitions without an owner.
     pub free_partitions: u32,
+    /// The last position that anybody has drawn: another one than before says that somebody has stored.
+    pub position: i64,
 }
 
 /// The lease keeper's side of the database: its own door, its own connection.

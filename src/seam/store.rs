@@ -49,6 +49,23 @@ pub enum StoreError {
         /// The server's words.
         text: String,
     },
+    /// A function, table or column that this program names is not there (42883, 42P01, 42703, 3F000): the schema is not
+    /// the one that it was started on any more. No later call can do better: stand down.
+    #[error(
+        "the installed schema is of version {}, this program works with version {wanted}, and something that it needs \
+         is not there ({sqlstate}: {text}): update the program if the schema is newer, run `corelane migrate` if it is \
+         not, and start the program again", installed.map_or_else(|| "unknown".to_owned(), |version| version.to_string())
+    )]
+    SchemaChanged {
+        /// What is installed now; `None` if the schema's record cannot be read either.
+        installed: Option<i32>,
+        /// What this program works with.
+        wanted: i32,
+        /// SQLSTATE.
+        sqlstate: String,
+        /// The server's words.
+        text: String,
+    },
     /// Wrong password, unknown database, no privilege: someone has to act.
     #[error("cannot work with this database ({sqlstate}): {text}")]
     Denied {

@@ -27,8 +27,8 @@ mod tend_tests;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::batch::{Pool, Rows};
 use crate::error::Error;
@@ -97,13 +97,31 @@ pub enum Arrival {
 pub struct LeaseCell {
     /// Boot-time microseconds; 0 = not alive.
     deadline_us: AtomicU64,
+    /// Why this process works on the schema no more, for good.
+    stood_down: OnceLock<StoreError>,
 }
 
 impl LeaseCell {
     /// A run may start before this moment: the lease's end less the margin, which holds the transport's time limit.
     #[must_use]
     pub fn deadline(&self) -> Tick {
+        if self.stood_down.get().is_some() {
+            return Tick(0);
+        }
         Tick(self.deadline_us.load(Ordering::Acquire))
+    }
+
+    /// The schema is not the one that this process works with: keeper and shards stand down, whoever of them found it.
+    pub fn stand_down(&self, error: &StoreError) {
+        if self.stood_down.set(error.clone()).is_ok() {
+            tracing::error!(%error, "standing down: nothing is stored or published by this process any more");
+        }
+    }
+
+    /// Why, if that is so.
+    #[must_use]
+    pub fn stood_down(&self) -> Option<&StoreError> {
+        self.stood_down.get()
     }
 
     /// Sets the deadline (already less the margin).

@@ -2,8 +2,8 @@
 //! shards out.
 //!
 //! Words: `lose` (every call fails with its connection), `hang` (no call is answered), `refuse` (every call fails for
-//! now), `well`, `kill` (this incarnation is dead), `member N` (another one: connected, its lease running), `cut N` (its
-//! connection ends), `log` / `empty` (something stands in the log, or not), `steps N` (so many steps of maintenance get
+//! now), `gone` (every call fails: the schema is another one, `well`, `kill` (this incarnation is dead), `member N` (another one: connected, its lease running), `cut N` (its
+//! connection ends), `log` / `empty` (something stands in the log, or not), `store` (somebody stores), `steps N` (so many steps of maintenance get
 //! on), `stuck` (maintenance is not answered), `still N` (it renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
 //! until when shards may publish). The lease is 10 s, its margin 5 s; there are 4 partitions and 2 shards.
 
@@ -28,6 +28,7 @@ enum Manner {
     Lose,
     Hang,
     Refuse,
+    Gone,
 }
 
 struct Town {
@@ -44,6 +45,8 @@ struct Town {
     stopped: Cell<bool>,
     /// Whether something stands in the log.
     log: Cell<bool>,
+    /// The last position that was drawn.
+    position: Cell<i64>,
     /// Steps of maintenance that get on.
     steps: Cell<i32>,
     upkeep_hangs: Cell<bool>,
@@ -61,6 +64,12 @@ impl Town {
             Manner::Well => Ok(()),
             Manner::Lose => Err(StoreError::ConnectionLost("cut".into())),
             Manner::Refuse => Err(StoreError::Transient { sqlstate: "57P03".into(), text: "starting up".into() }),
+            Manner::Gone => Err(StoreError::SchemaChanged {
+                installed: Some(9),
+                wanted: 2,
+                sqlstate: "42883".into(),
+                text: "there is no such function".into(),
+            }),
             Manner::Hang => std::future::pending().await,
         }
     }
@@ -92,7 +101,7 @@ impl Coordination for Door {
     async fn members(&self, _incarnation: Incarnation) -> Result<Members, StoreError> {
         self.0.call("members").await?;
         let free_partitions = if self.0.owner.get() == 0 { 4 } else { 0 };
-        Ok(Members { others: self.0.others.borrow().clone(), free_partitions })
+        Ok(Members { others: self.0.others.borrow().clone(), free_partitions, position: self.0.position.get() })
     }
 
     async fn mark_dead(&self, dead: Member, early: bool) -> Result<bool, StoreError> {
@@ -167,6 +176,7 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         "lose" => town.manner.set(Manner::Lose),
         "hang" => town.manner.set(Manner::Hang),
         "refuse" => town.manner.set(Manner::Refuse),
+        "gone" => town.manner.set(Manner::Gone),
         "well" => town.manner.set(Manner::Well),
         "kill" => {
             town.alive.set(false);
@@ -182,6 +192,10 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         "stop" => town.stopped.set(true),
         "log" => town.log.set(true),
         "empty" => town.log.set(false),
+        "store" => {
+            town.position.set(town.position.get() + 1);
+            town.log.set(true);
+        }
         "steps" => town.steps.set(number),
         "stuck" => town.upkeep_hangs.set(true),
         "lease" => {
@@ -210,6 +224,7 @@ fn play(owns: bool, script: &'static str) -> String {
         owner: Cell::new(0),
         stopped: Cell::new(false),
         log: Cell::new(false),
+        position: Cell::new(0),
         steps: Cell::new(0),
         upkeep_hangs: Cell::new(false),
     });
@@ -430,6 +445,21 @@ fn maintenance_comes_soon_while_something_is_in_the_log_and_once_a_minute_otherw
 }
 
 #[test]
+fn maintenance_that_had_nothing_to_do_comes_soon_after_somebody_has_stored() {
+    let told = play(true, "0 well; 8000 store; 16000 empty; 31000 store; 41000 lease");
+    let times: Vec<&str> = told.lines().filter_map(|line| line.strip_suffix(" maintain")).collect();
+    assert_eq!(times, ["5000", "10000", "15000", "20000", "32500", "37500"]);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_maintenance() {
+    let told = play(true, "0 log; 1 stuck; 5100 stop");
+    let (_, told) = told.split_once("5000 maintain\n").unwrap();
+    let at: Vec<u64> = told.lines().map(|line| line.split_once(' ').unwrap().0.parse().unwrap()).collect();
+    assert!(told.contains("deregister\n") && at.iter().all(|ms| *ms < 5_110), "{told}");
+}
+
+#[test]
 fn maintenance_goes_on_at_once_while_it_gets_on() {
     let told = play(true, "0 log; 1 steps 2; 11000 lease");
     let times: Vec<&str> = told.lines().filter_map(|line| line.strip_suffix(" maintain")).collect();
@@ -444,4 +474,20 @@ fn maintenance_without_an_answer_makes_no_renewal_late() {
         told.lines().filter_map(|line| line.strip_suffix(" renew")).map(|ms| ms.parse().unwrap()).collect();
     assert_eq!(renewals, (1..=10).map(|step| step * 2_500).collect::<Vec<u64>>());
     assert!(told.matches("maintain").count() >= 2 && told.ends_with("lease until 30000"), "{told}");
+}
+
+#[test]
+fn where_the_schema_is_another_one_the_shards_are_told_and_the_keeper_ends() {
+    let told = play(true, "0 well; 2000 gone; 2600 lease; 9000 well; 9100 stop");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    let expected = lines(
+        "2500 renew
+         2500 shard 0: 1/-1 []
+         2500 shard 1: 1/-1 []
+         2500 deregister
+         2600 lease over
+         9100 ended
+         9100 lease over",
+    );
+    assert_eq!(told, expected);
 }

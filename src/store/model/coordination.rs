@@ -171,7 +171,7 @@ impl Coordination for ModelCoordination {
                     })
                     .collect();
                 let free = database.partitions.iter().filter(|of| of.owner.is_none()).count();
-                Ok(Members { others, free_partitions: free as u32 })
+                Ok(Members { others, free_partitions: free as u32, position: database.next_position })
             })
             .await;
         self.noted(answer)

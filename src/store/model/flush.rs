@@ -306,7 +306,7 @@ pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Re
         tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await
     };
     let free = free.map_err(|error| match (error, body.stream_id(0)) {
-        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: lane_id },
+        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: body.message_id[0] },
         (error, _) => error,
     })?;
     tx.wrote();

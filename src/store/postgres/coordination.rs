@@ -42,14 +42,13 @@ struct Texts {
     maintenance: Sql,
 }
 
-impl PostgresCoordination {
-    /// Over an installed schema. The connection must be a direct one: a pooler would hand the session lock to
-    /// somebody else.
-    #[must_use]
-    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+impl Texts {
+    fn of(schema: &SchemaName) -> Self {
+        // Not whether the log is empty: a renewal waits for no lock on a table of messages.
+        let position = schema.render("pg_sequence_last_value('@schema@.wh_position')");
         let schema = schema.quoted();
         let sql = |slot, text: String| Sql { slot, text };
-        let sql = Texts {
+        Self {
             register: sql(
                 0,
                 format!("select number, partition_count from {schema}.register_instance($1, $2, $3, $4, $5)"),
@@ -58,13 +57,17 @@ impl PostgresCoordination {
             renew: sql(2, format!("select {schema}.renew_lease($1, $2)")),
             members: sql(
                 3,
-                format!("select number, id, counter, expired, free_partitions, connected from {schema}.members($1)"),
+                format!(
+                    "select number, id, counter, expired, free_partitions, connected, {position} \
+                     from {schema}.members($1)"
+                ),
             ),
             renew_and_look: sql(
                 8,
                 format!(
                     "with renewed as materialized (select {schema}.renew_lease($1, $2) as alive) \
-                     select m.number, m.id, m.counter, m.expired, m.free_partitions, m.connected, r.alive \
+                     select m.number, m.id, m.counter, m.expired, m.free_partitions, m.connected, \
+                     {position}, r.alive \
                      from renewed r left join lateral {schema}.members($1) m on r.alive"
                 ),
             ),
@@ -78,14 +81,31 @@ impl PostgresCoordination {
                      from {schema}.perform_maintenance($1)"
                 ),
             ),
-        };
+        }
+    }
+}
+
+pub(super) fn statements(schema: &SchemaName) -> impl Iterator<Item = String> {
+    let Texts { register, hold, renew, members, renew_and_look, mark_dead, take, deregister, maintenance } =
+        Texts::of(schema);
+    [register, hold, renew, members, renew_and_look, mark_dead, take, deregister, maintenance]
+        .into_iter()
+        .map(|sql| sql.text)
+}
+
+impl PostgresCoordination {
+    /// Over an installed schema. The connection must be a direct one: a pooler would hand the session lock to
+    /// somebody else.
+    #[must_use]
+    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let (line, upkeep) = (Line::new(connect.clone(), schema), Line::new(connect, schema));
         Self {
-            line: Line::new(connect.clone()),
-            upkeep: Line::new(connect),
+            line,
+            upkeep,
             upkeep_limit_ms: Cell::new(0),
             registered: Cell::new(None),
             holds: Cell::new(false),
-            sql,
+            sql: Texts::of(schema),
         }
     }
 
@@ -97,9 +117,16 @@ impl PostgresCoordination {
             self.holds.set(false);
         }
         if let (Some(number), false) = (self.registered.get(), self.holds.get()) {
-            let statement = call.connection.prepare(&self.sql.hold).await?;
-            let row = call.connection.client.query_one(&statement, &[&number]).await?;
-            self.holds.set(row.try_get(0)?);
+            let held = async {
+                let statement = call.connection.prepare(&self.sql.hold).await?;
+                let row = call.connection.client.query_one(&statement, &[&number]).await?;
+                Ok(row.try_get(0)?)
+            }
+            .await;
+            match held {
+                Ok(held) => self.holds.set(held),
+                Err(error) => return call.end(Err(error)).await,
+            }
         }
         Ok(call)
     }
@@ -136,22 +163,26 @@ impl PostgresCoordination {
             Ok(rows.iter().map(decode).collect::<Result<Vec<_>, _>>()?)
         }
         .await;
-        call.end(result)
+        call.end(result).await
     }
 }
 
-/// A row of `members`: how many partitions are free, and another incarnation, if there is one.
-fn member(row: &tokio_postgres::Row) -> Result<(i32, Option<Member>), tokio_postgres::Error> {
-    let free: i32 = row.try_get(4)?;
-    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
+/// What every row of `members` says alike: how many partitions are free, and the last position.
+type Common = (i32, i64);
+
+/// A row of `members`, with another incarnation, if there is one.
+fn member(row: &tokio_postgres::Row) -> Result<(Common, Option<Member>), tokio_postgres::Error> {
+    let common = (row.try_get(4)?, row.try_get::<_, Option<i64>>(6)?.unwrap_or(0));
+    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((common, None)) };
     let incarnation = Incarnation { number, id: row.try_get(1)? };
     let (counter, expired, connected) = (row.try_get(2)?, row.try_get(3)?, row.try_get(5)?);
-    Ok((free, Some(Member { incarnation, counter, expired, connected })))
+    Ok((common, Some(Member { incarnation, counter, expired, connected })))
 }
 
-fn members_of(rows: Vec<(i32, Option<Member>)>) -> Members {
-    let free_partitions = rows.first().map_or(0, |(free, _)| *free as u32);
-    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free_partitions }
+fn members_of(rows: Vec<(Common, Option<Member>)>) -> Members {
+    let (free, position) = rows.first().map_or((0, 0), |(common, _)| *common);
+    let others = rows.into_iter().filter_map(|(_, member)| member).collect();
+    Members { others, free_partitions: free as u32, position }
 }
 
 async fn one<T>(
@@ -166,7 +197,7 @@ async fn one<T>(
         Ok(decode(&row)?)
     }
     .await;
-    call.end(result)
+    call.end(result).await
 }
 
 impl Coordination for PostgresCoordination {
@@ -205,7 +236,7 @@ impl Coordination for PostgresCoordination {
         let lease_ms = lease_ms as i64;
         let rows = self
             .many(&self.sql.renew_and_look, &[&incarnation.number, &lease_ms], |row| {
-                Ok(if row.try_get(6)? { Some(member(row)?) } else { None })
+                Ok(if row.try_get(7)? { Some(member(row)?) } else { None })
             })
             .await?;
         Ok(rows.into_iter().collect::<Option<Vec<_>>>().map(members_of))

@@ -181,13 +181,14 @@ pub(super) async fn store(
 
 /// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
 fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
-    let has_no_stream = |id: &Uuid| {
-        request
-            .batches
-            .iter()
-            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && rows.stream_id(row).is_none()))
+    // No stream has the lane of a message without one (`ids::lane_of_message`).
+    let message_of = |lane: Uuid| {
+        let row_of = |rows: &Rows| {
+            rows.lane_id.iter().enumerate().position(|(row, of)| *of == lane && rows.stream_id(row).is_none())
+        };
+        request.batches.iter().find_map(|rows| row_of(rows).map(|row| rows.message_id[row]))
     };
-    match taken_lane(error).filter(has_no_stream) {
+    match taken_lane(error).and_then(message_of) {
         Some(message_id) => StoreError::DuplicateMessage { message_id },
         None => StoreError::from_postgres(error),
     }
