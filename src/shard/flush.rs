@@ -36,6 +36,8 @@ enum Outcome {
     Stored,
     Busy(Vec<Uuid>),
     Refused(StoreError),
+    /// The schema is not this program's any more: for everybody.
+    StoodDown(StoreError),
     /// A message without stream has the id of one that is stored.
     Duplicate(Uuid),
     Again(StoreError),
@@ -76,6 +78,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut transient_wait_us = TRANSIENT_RETRY_US.0;
         loop {
             let now = self.runtime.now();
+            if let Some(error) = self.lease.stood_down() {
+                self.refuse_pending(&|| error.clone().into());
+            }
             if recall_at.is_some_and(|at| at <= now) {
                 recall_at = None;
                 self.state.borrow_mut().recall_held_back();
@@ -147,6 +152,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     tracing::error!(%error, "a unit of work was refused by the database");
                     for pending in taken {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
+                Outcome::StoodDown(error) => {
+                    for pending in taken {
+                        self.answered(pending.answer(Some(&|| error.clone().into())));
                     }
                 }
                 Outcome::Duplicate(message_id) => {
@@ -297,6 +307,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             Err(StoreError::NumberTaken) => Outcome::Refused(StoreError::NumberTaken),
             Err(StoreError::DuplicateMessage { message_id }) => Outcome::Duplicate(message_id),
             Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
+            Err(error @ StoreError::SchemaChanged { .. }) if unknown.is_none() => Outcome::StoodDown(error),
             Err(error) => unknown.map_or(Outcome::Again(error), Outcome::Unknown),
         };
         state.fed_meanwhile.clear();
@@ -337,8 +348,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, &rows, since)).await {
                 Ok(found) => return Ok(found),
-                // It cannot be told any more: this incarnation has ended meanwhile.
-                Err(error @ StoreError::Refused { .. }) => return Err(error),
+                // It cannot be told any more: this incarnation has ended meanwhile, or what would tell is gone.
+                Err(error @ (StoreError::Refused { .. } | StoreError::SchemaChanged { .. })) => return Err(error),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {

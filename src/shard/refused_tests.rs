@@ -148,6 +148,7 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         lease: Arc::new(LeaseCell::default()),
         state: RefCell::new(state),
         announced: Cell::new(false),
+        left_behind: Cell::new(None),
         call_timeout_us: 1_000_000,
         flush_signal: Signal::default(),
         claim_signal: Signal::default(),
