@@ -30,3 +30,4 @@ mod store_outbox_messages;
 mod store_settle;
 mod streamless;
 mod support;
+mod upgrade;
