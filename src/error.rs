@@ -95,7 +95,7 @@ pub enum Error {
     /// The database could not be reached or refused. Nothing was stored.
     #[error("database: {0}")]
     Store(#[source] crate::seam::store::StoreError),
-    /// The schema was changed under the running engine, which has stood down: it stores and publishes nothing any more.
+    /// The schema was changed under the running engine, which has stood down: its shards store and publish nothing more.
     /// Nothing of this call was stored. What is stored already waits for an engine that fits the schema.
     #[error("the engine has stood down, nothing was stored: {0}")]
     StoodDown(#[source] crate::seam::store::StoreError),

@@ -114,7 +114,7 @@ impl LeaseCell {
     /// The schema is not the one that this process works with: keeper and shards stand down, whoever of them found it.
     pub fn stand_down(&self, error: &StoreError) {
         if self.stood_down.set(error.clone()).is_ok() {
-            tracing::error!(%error, "standing down: nothing is stored or published by this process any more");
+            tracing::error!(%error, "standing down: the shards of this process store and publish nothing any more");
         }
     }
 
