@@ -808,7 +808,8 @@ begin
                 s(lane_id, destination, partition, stream_seq, version)
             left join "corelane".wh_outbox o
                 on s.version = 0 and o.stream_seq = s.stream_seq
-                and o.lane_id = any (array[s.lane_id, "corelane".wh_lane(s.lane_id)])
+                and o.lane_id = any (case s.stream_seq when 1 then array[s.lane_id, "corelane".wh_lane(s.lane_id)]
+                    else array[s.lane_id] end)
                 and (o.lane_id = s.lane_id or o.stream_id is null and o.message_id = s.lane_id)
             where not exists (
                 select from "corelane".wh_parked_reference k
@@ -877,7 +878,8 @@ begin
                 on d.version > 0 and e.stream_id = d.lane_id and e.version = d.version
             left join "corelane".wh_outbox o
                 on d.version = 0 and o.stream_seq = d.stream_seq
-                and o.lane_id = any (array[d.lane_id, "corelane".wh_lane(d.lane_id)])
+                and o.lane_id = any (case d.stream_seq when 1 then array[d.lane_id, "corelane".wh_lane(d.lane_id)]
+                    else array[d.lane_id] end)
                 and (o.lane_id = d.lane_id or o.stream_id is null and o.message_id = d.lane_id)
             left join "corelane".wh_parked_reference k
                 on d.version = 0 and k.lane_id = d.lane_id and k.destination = d.destination
