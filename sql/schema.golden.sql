@@ -54,6 +54,13 @@ CREATE FUNCTION corelane.claim_parked(p_lane_id uuid, p_destination text, p_rows
     order by k.stream_seq
 $$;
 
+CREATE FUNCTION corelane.claim_work(p_incarnation integer, p_shard smallint, p_read_xmax bigint, p_read_listed bigint[], p_page_xmax bigint, p_page_listed bigint[], p_page_position bigint, p_read_floor bigint, p_page_floor bigint, p_page_ceiling bigint, p_partitions integer[], p_flushes bigint[], p_rows_max integer) RETURNS TABLE(epoch uuid, page_xmax bigint, page_listed bigint[], page_position bigint, page_floor bigint, page_ceiling bigint, log_xid bigint[], log_own_flush bigint[], scheduled_in_ms bigint, log integer, destination text, stream_seq bigint, version bigint, span_id bigint, lane_id uuid, stream_id uuid, message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition integer, trace_flags smallint, type_name text, content_type text, metadata bytea, payload bytea)
+    LANGUAGE sql
+    AS $$
+    select c.* from "corelane".claim_work(p_incarnation, p_shard, p_read_xmax, p_read_listed, p_page_xmax, p_page_listed,
+        p_page_position, p_read_floor, p_page_floor, p_page_ceiling, p_partitions, p_flushes, p_rows_max, p_rows_max) c
+$$;
+
 CREATE FUNCTION corelane.claim_work(p_incarnation integer, p_shard smallint, p_read_xmax bigint, p_read_listed bigint[], p_page_xmax bigint, p_page_listed bigint[], p_page_position bigint, p_read_floor bigint, p_page_floor bigint, p_page_ceiling bigint, p_partitions integer[], p_flushes bigint[], p_rows_max integer, p_streams_max integer) RETURNS TABLE(epoch uuid, page_xmax bigint, page_listed bigint[], page_position bigint, page_floor bigint, page_ceiling bigint, log_xid bigint[], log_own_flush bigint[], scheduled_in_ms bigint, log integer, destination text, stream_seq bigint, version bigint, span_id bigint, lane_id uuid, stream_id uuid, message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, partition integer, trace_flags smallint, type_name text, content_type text, metadata bytea, payload bytea)
     LANGUAGE plpgsql
     SET jit TO 'off'
@@ -301,8 +308,15 @@ CREATE FUNCTION corelane.find_duplicates(p_message_id uuid[]) RETURNS SETOF uuid
     from unnest(p_message_id) m(id)
     -- The limit keeps it a probe an id, whatever the planner believes of the table.
     cross join lateral (
-        select from "corelane".wh_outbox o where o.lane_id = m.id and o.stream_seq = 1 limit 1
+        select from "corelane".wh_outbox o where o.lane_id = "corelane".wh_lane(m.id) and o.stream_seq = 1 limit 1
     ) o
+$$;
+
+CREATE FUNCTION corelane.find_flush(p_incarnation integer, p_shard smallint, p_flush bigint, p_since bigint, p_stream_id uuid[]) RETURNS TABLE(xid bigint, epoch uuid, "position" bigint, owned boolean, last_seq bigint[], last_version bigint[])
+    LANGUAGE sql
+    AS $$
+    select f.* from "corelane".find_flush(p_incarnation, p_shard, p_flush, p_since, p_stream_id,
+        array_fill(2147483647, array[cardinality(p_stream_id)])) f
 $$;
 
 CREATE FUNCTION corelane.find_flush(p_incarnation integer, p_shard smallint, p_flush bigint, p_since bigint, p_stream_id uuid[], p_stream_rows integer[]) RETURNS TABLE(xid bigint, epoch uuid, "position" bigint, owned boolean, last_seq bigint[], last_version bigint[])
@@ -794,21 +808,21 @@ begin
         delete from wh_scheduled s using free f where s.scheduled_id = f.scheduled_id returning s.*
     ), judged as (
         select g.*, g.stream_id is null and (
-            exists (select from wh_outbox o where o.lane_id = g.message_id and o.stream_seq = 1)
+            exists (select from wh_outbox o
+                where o.lane_id in (wh_lane(g.message_id), g.message_id) and o.stream_seq = 1 and o.stream_id is null)
             or row_number() over (partition by g.stream_id, g.message_id order by g.due, g.scheduled_id) > 1) as is_double
         from gone g
     ), doubles as (
-        -- Refused when it is due, as it would be if it were stored now; without a number, so 0.
+        -- Refused when it is due, as it would be if it were stored now. No `on conflict`: a key of its own, or an error.
         insert into wh_dead_letter (stream_seq, version, span_id, lane_id, message_id, correlation_id, causation_id,
             trace_id, partition, attempts, trace_flags, reason, destination, error, error_fingerprint, type_name,
             content_type, metadata, payload)
-        select 0, 0, j.span_id, j.lane_id, j.message_id, j.correlation_id, j.causation_id, j.trace_id, j.partition, 0,
-            j.trace_flags, 4, d.name, e.text, md5(e.text), j.type_name, j.content_type, j.metadata, j.payload
+        select -j.scheduled_id, 0, j.span_id, j.lane_id, j.message_id, j.correlation_id, j.causation_id,
+            j.trace_id, j.partition, 0, j.trace_flags, 4, d.name, e.text, md5(e.text), j.type_name, j.content_type, j.metadata, j.payload
         from judged j
-        cross join lateral unnest(j.destination) d(name)
+        cross join lateral (select distinct n.name from unnest(j.destination) n(name)) d
         cross join (select 'a message of this id is stored already' as text) e
         where j.is_double
-        on conflict (lane_id, destination, stream_seq) do nothing
     ), released as (
         select j.*, row_number() over (order by j.due, j.scheduled_id)::int4 as turn from judged j where not j.is_double
     )
@@ -897,10 +911,14 @@ begin
             from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq, p_spill_version)
                 s(lane_id, destination, partition, stream_seq, version)
             left join "corelane".wh_outbox o
-                on s.version = 0 and o.lane_id = s.lane_id and o.stream_seq = s.stream_seq
+                on s.version = 0 and o.stream_seq = s.stream_seq
+                and o.lane_id = any (case s.stream_seq when 1 then array[s.lane_id, "corelane".wh_lane(s.lane_id)]
+                    else array[s.lane_id] end)
+                and (o.lane_id = s.lane_id or o.stream_id is null and o.message_id = s.lane_id)
             where not exists (
                 select from "corelane".wh_parked_reference k
                 where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
+            order by s.lane_id, s.destination, s.stream_seq, o.lane_id <> s.lane_id
             on conflict do nothing;
         end if;
 
@@ -963,11 +981,14 @@ begin
             left join "corelane".wh_event_store e
                 on d.version > 0 and e.stream_id = d.lane_id and e.version = d.version
             left join "corelane".wh_outbox o
-                on d.version = 0 and o.lane_id = d.lane_id and o.stream_seq = d.stream_seq
+                on d.version = 0 and o.stream_seq = d.stream_seq
+                and o.lane_id = any (case d.stream_seq when 1 then array[d.lane_id, "corelane".wh_lane(d.lane_id)]
+                    else array[d.lane_id] end)
+                and (o.lane_id = d.lane_id or o.stream_id is null and o.message_id = d.lane_id)
             left join "corelane".wh_parked_reference k
                 on d.version = 0 and k.lane_id = d.lane_id and k.destination = d.destination
                 and k.stream_seq = d.stream_seq
-            order by d.lane_id, d.destination, d.stream_seq, d.turn
+            order by d.lane_id, d.destination, d.stream_seq, d.turn, o.lane_id <> d.lane_id
             on conflict (lane_id, destination, stream_seq) do nothing;
             delete from "corelane".wh_parked_reference k
             using unnest(p_dead_lane, p_dead_destination, p_dead_seq) d(lane_id, destination, stream_seq)
@@ -1065,6 +1086,7 @@ declare
 begin
     perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(3), p_incarnation);
     perform pg_advisory_xact_lock("corelane".wh_lock_class(7), "corelane".wh_flush_key(p_incarnation, p_shard));
+    perform pg_advisory_xact_lock("corelane".wh_lock_class(5), p) from unnest(p_partitions) p;
 
     select array_agg(p) into v_refused
     from unnest(p_partitions) p
@@ -1268,6 +1290,21 @@ begin
         v_name := p_log_dictionary_end[i] + 1;
     end loop;
 end
+$$;
+
+CREATE FUNCTION corelane.store_shard_messages(p_incarnation integer, p_shard smallint, p_flush bigint, p_ownership bigint, p_read_xmax bigint, p_read_listed bigint[], p_epoch uuid, p_partitions integer[], p_stream_id uuid[], p_stream_partition integer[], p_stream_last_seq bigint[], p_stream_last_version bigint[], p_known boolean, p_events integer, p_messages integer, p_kind smallint[], p_row_stream integer[], p_stream_seq bigint[], p_version bigint[], p_span_id bigint[], p_lane_id uuid[], p_message_id uuid[], p_correlation_id uuid[], p_causation_id uuid[], p_trace_id uuid[], p_partition integer[], p_trace_flags smallint[], p_type_name text[], p_content_type text[], p_metadata bytea[], p_payload bytea[], p_due timestamp with time zone[], p_scheduled_destination_end integer[], p_scheduled_destination text[], p_log_end integer[], p_log_owned boolean[], p_log_dictionary_end integer[], p_dictionary text[], p_log_partition integer[], p_log_destination smallint[], p_log_seq bigint[], p_log_version bigint[], p_log_lane uuid[], p_log_stream integer[], OUT busy uuid[], OUT xid bigint, OUT epoch uuid, OUT "position" bigint, OUT owned boolean, OUT is_foreign boolean, OUT last_seq bigint[], OUT last_version bigint[]) RETURNS record
+    LANGUAGE sql
+    AS $$
+    select s.* from "corelane".store_shard_messages(p_incarnation, p_shard, p_flush, p_ownership, p_read_xmax,
+        p_read_listed, p_epoch, p_partitions, p_known, p_events, p_messages, p_kind, p_stream_seq, p_version, p_span_id,
+        p_lane_id, p_message_id, p_correlation_id, p_causation_id, p_trace_id, p_partition, p_trace_flags, p_type_name,
+        p_content_type, p_metadata, p_payload, p_due, p_scheduled_destination_end, p_scheduled_destination, p_log_end,
+        p_log_owned, p_log_dictionary_end, p_dictionary,
+        (select coalesce(array_agg(r.turn::int4 order by l.turn), '{}')
+            from unnest(p_log_lane, p_log_seq) with ordinality l(lane_id, seq, turn)
+            join unnest(p_lane_id, p_stream_seq, p_kind) with ordinality r(lane_id, seq, kind, turn)
+                on r.lane_id = l.lane_id and r.seq = l.seq and r.kind < 4),
+        p_log_destination) s
 $$;
 
 CREATE FUNCTION corelane.take_partitions(p_incarnation integer, p_partitions integer[] DEFAULT NULL::integer[]) RETURNS TABLE(ownership bigint, partition integer[], fence bigint[])
@@ -1554,6 +1591,13 @@ begin
 end
 $$;
 
+CREATE FUNCTION corelane.wh_lane(message_id uuid) RETURNS uuid
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$
+    select pg_catalog.encode(pg_catalog.set_byte(pg_catalog.uuid_send(message_id), 8,
+        pg_catalog.get_byte(pg_catalog.uuid_send(message_id), 8) # 128), 'hex')::pg_catalog.uuid
+$$;
+
 CREATE FUNCTION corelane.wh_lock_class(kind integer) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
@@ -1738,8 +1782,8 @@ begin
                     order by e.version desc limit 1), 0) end as last_version
         from message m
     ), numbered as (
-        select f.turn, coalesce(f.stream_id, f.id) as lane_id, f.last_seq, f.last_version, f.stream_id,
-            f.due is null as is_numbered, f.is_event and f.stream_id is not null as is_event,
+        select f.turn, coalesce(f.stream_id, wh_lane(f.id)) as lane_id, coalesce(f.stream_id, f.id) as placed_by,
+            f.last_seq, f.last_version, f.stream_id, f.due is null as is_numbered, f.is_event and f.stream_id is not null as is_event,
             case when f.due is not null then 0 when f.stream_id is null then 1
                 else max(f.last_seq) over in_stream + f.place end as seq,
             case when f.is_event and f.stream_id is not null then max(f.last_version) over in_stream + f.event_place
@@ -1747,7 +1791,8 @@ begin
         from found f
         window in_stream as (partition by f.stream_id, f.due is null order by f.turn rows unbounded preceding)
     )
-    select array_agg(n.lane_id order by n.turn), array_agg(compute_partition(n.lane_id, partition_count) order by n.turn),
+    select array_agg(n.lane_id order by n.turn), 
+        array_agg(compute_partition(n.placed_by, partition_count) order by n.turn),
         array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
         count(*) filter (where n.is_numbered), count(*) filter (where n.is_event),
         array_agg(n.stream_id) filter (where n.last_seq is not null),

@@ -94,13 +94,26 @@ pub enum Error {
     },
     /// The database could not be reached or refused. Nothing was stored.
     #[error("database: {0}")]
-    Store(#[from] crate::seam::store::StoreError),
+    Store(#[source] crate::seam::store::StoreError),
+    /// The schema was changed under the running engine, which has stood down: its shards store and publish nothing more.
+    /// Nothing of this call was stored. What is stored already waits for an engine that fits the schema.
+    #[error("the engine has stood down, nothing was stored: {0}")]
+    StoodDown(#[source] crate::seam::store::StoreError),
     /// The installed schema does not fit this library.
     #[error("{0}")]
     Schema(String),
     /// A connection of the caller's own failed while enlisting.
     #[error("enlist: {0}")]
     Enlist(#[source] tokio_postgres::Error),
+}
+
+impl From<crate::seam::store::StoreError> for Error {
+    fn from(error: crate::seam::store::StoreError) -> Self {
+        match error {
+            crate::seam::store::StoreError::SchemaChanged { .. } => Self::StoodDown(error),
+            error => Self::Store(error),
+        }
+    }
 }
 
 /// Why a message failed: the reference's numbers (`MessageFailureReason`).

@@ -24,6 +24,13 @@ impl Default for MessageId {
     }
 }
 
+/// The lane of a message without stream: its id with one bit turned, so that it is no stream's lane, also where the
+/// message's id is a stream's (`sql/functions/wh_lane.sql`, where it is explained).
+#[must_use]
+pub fn lane_of_message(message_id: Uuid) -> Uuid {
+    Uuid::from_u128(message_id.as_u128() ^ (1 << 63))
+}
+
 /// The id of a stream: the messages that bear it are published one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(Uuid);

@@ -19,8 +19,8 @@ use hdrhistogram::Histogram;
 use uuid::Uuid;
 
 use crate::backlog;
-use crate::cli::Affinity;
 use crate::baselines::{DESTINATION, Ids, TYPE_NAME};
+use crate::cli::Affinity;
 use crate::collector::{CallMark, Collector, CollectorTransport};
 use crate::drive::{Caller, measured, quiet};
 use crate::failure::{Failure, Result};
@@ -300,7 +300,9 @@ async fn await_partitions(engines: &[Engine]) -> Result<()> {
     while engines.iter().any(|engine| engine.partitions_held() < least.max(1)) {
         if Instant::now() > deadline {
             let held: Vec<usize> = engines.iter().map(Engine::partitions_held).collect();
-            return Err(Failure::TimedOut(format!("the engines hold {held:?} partitions after 15 s, not {least} each")));
+            return Err(Failure::TimedOut(format!(
+                "the engines hold {held:?} partitions after 15 s, not {least} each"
+            )));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

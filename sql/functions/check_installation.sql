@@ -1,4 +1,5 @@
 -- check_installation: whether this installation may be worked with where it stands now.
+-- in: nothing
 -- out: fits bool; why_not text (null if it fits); partition_count int4; generation int4
 -- Transaction ids, and so cursors, mean nothing on another server or in a copy: after a logical restore, a copy of the
 -- database or pg_upgrade the engine does not start until `corelane rebase` has rewritten them.

@@ -4,7 +4,7 @@
 -- 32-bit words, each times an odd constant, summed (below 2^63), shifted right by 20, modulo the count. Here the words
 -- are spelt as bytes: each factor below is the word's constant shifted to the byte's place. No server hash function:
 -- stored rows depend on the value, and those may change with a major version.
--- cost: one expression, inlined into the calling statement
+-- locks: none    cost: one expression, inlined into the calling statement
 create or replace function @schema@.compute_partition(id uuid, partition_count int4) returns int4
 language sql immutable strict parallel safe
 as $$

@@ -1,6 +1,7 @@
 -- deregister_instance: a clean end: what the shards' last cursors hold becomes the base, the partitions are free.
 -- in: p_incarnation    out: whether it was alive
 -- locks: its fence (exclusive, waiting for its shards' last writes); gives the session lock back
+-- cost: the incarnation's partitions (wh_free_partitions), and the server's lock table, once
 create or replace function @schema@.deregister_instance(p_incarnation int4) returns bool
 language plpgsql volatile
 set search_path = @schema@, pg_temp

@@ -12,6 +12,6 @@ as $$
     from unnest(p_message_id) m(id)
     -- The limit keeps it a probe an id, whatever the planner believes of the table.
     cross join lateral (
-        select from @schema@.wh_outbox o where o.lane_id = m.id and o.stream_seq = 1 limit 1
+        select from @schema@.wh_outbox o where o.lane_id = @schema@.wh_lane(m.id) and o.stream_seq = 1 limit 1
     ) o
 $$;

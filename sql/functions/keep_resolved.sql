@@ -4,6 +4,7 @@
 -- why: a shard begins to read again where all of its partitions, the new ones among them, are resolved. Its cursors
 --     say no more than that until it has caught up; after a crash meanwhile this is what is known.
 -- locks: fence of the incarnation (shared); owners are read in a later statement; rows of the partitions
+-- out: nothing    cost: an update of each partition
 create or replace function @schema@.keep_resolved(
     p_incarnation int4, p_epoch uuid, p_partitions int4[], p_resolved pg_snapshot[]) returns void
 language plpgsql volatile

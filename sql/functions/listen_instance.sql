@@ -1,5 +1,6 @@
 -- listen_instance: this connection hears what is said on the schema's channel from here on.
--- locks: none    needs a direct connection: behind a pooler nobody would be there to hear
+-- in: nothing    out: nothing    locks: none    cost: a look into the list of listeners at each NOTIFY
+-- needs a direct connection: behind a pooler nobody would be there to hear
 create or replace function @schema@.listen_instance() returns void
 language plpgsql volatile
 set search_path = @schema@, pg_temp

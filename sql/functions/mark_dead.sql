@@ -4,6 +4,7 @@
 -- out: whether it was done
 -- locks: with p_early "alive" of the incarnation, by trying; its fence (exclusive, waiting for what it is writing).
 --     What it has written is read in later statements; what it tries to write afterwards is refused
+-- cost: one row; if it was done, the incarnation's partitions (wh_free_partitions)
 create or replace function @schema@.mark_dead(p_incarnation int4, p_counter int8, p_early bool) returns bool
 language plpgsql volatile
 set search_path = @schema@, pg_temp

@@ -1,14 +1,18 @@
--- perform_maintenance: one bounded step of rotation and trimming. Every instance's keeper calls it, each minute and a
--- second after a step that truncated or rotated; more often does no harm.
+-- perform_maintenance: one bounded step of rotation and trimming. Every instance's keeper calls it: every 5 s while
+-- something stands in the log, each minute when nothing did and nobody has stored since, and at once again while it
+-- gets on (`more`); more often does no harm.
 -- in: p_incarnation: who does it
 -- out: truncated (segments emptied), rotated (writers go to the next segment), blocked_by (pid of one that holds a
 --     segment: a dump, an open enlisted transaction), cursors_trimmed, work_left (something stands in the log: come
 --     again soon; otherwise there is nothing to do until somebody stores), more (this step got on: the next can too)
 -- a segment's way: it is current; writers are switched to the next; its references are found resolved, its newest
---     flushes are noted and its numbers are carried to wh_stream (in steps, without a lock, each its own transaction); it is truncated. Nothing relies on
---     which segment is current: a writer with an old snapshot may still write to the one before.
+--     flushes are noted and its numbers are carried to wh_stream (in steps, without a lock, each its own transaction);
+--     it is truncated. Nothing relies on which segment is current: a writer with an old snapshot may still write to
+--     the one before.
 -- locks: maintenance (one at a time, by trying); lock_timeout 1 s for rows; see wh_truncate_segment
 -- time: run it with a statement_timeout of about a second; what earlier steps have done is kept
+-- cost: a few probes when there is nothing to do; else a page of what wh_check_resolved, wh_note_flushes and
+--     wh_carry_numbers say, and at most 1,000 cursors
 create or replace function @schema@.perform_maintenance(
     p_incarnation int4, out truncated int4, out rotated bool, out blocked_by int4, out cursors_trimmed int4,
     out work_left bool, out more bool)

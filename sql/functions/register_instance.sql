@@ -6,6 +6,7 @@
 -- out: number, partition_count
 -- locks: "alive" of the incarnation, for the session, before its row can be seen: who sees the row and gets the
 --     lock may mark it dead. Needs a direct connection
+-- cost: one row, and the server's control file
 -- refused with CL002 where the installation stems from elsewhere (copied or restored): see check_installation;
 --     with CL008 if it is to own and another service's incarnations own partitions of this schema: what one service
 --     stores, the other's transport would publish

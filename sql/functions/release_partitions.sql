@@ -6,6 +6,7 @@
 -- out: ownership: the incarnation's set from now on; null if it is not alive
 -- locks: its fence (exclusive: waits for flushes and outcomes under way, which then were written before anybody can
 --     take the partitions, or find another ownership), its own row, rows of the partitions
+-- cost: an update of each partition
 create or replace function @schema@.release_partitions(
     p_incarnation int4, p_epoch uuid, p_partitions int4[], p_resolved pg_snapshot[], out ownership int8)
 language plpgsql volatile

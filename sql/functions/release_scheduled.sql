@@ -6,7 +6,9 @@
 --     most, and at most 256 streams (exclusive) by trying: what cannot be had stays for the next call. So a user's
 --     long transaction delays its own streams only. Rows: those not taken by another at this moment
 -- order: within a stream by due time, then as they were stored
--- doubles: a message without stream whose id is stored already goes to the dead letters; the others are released
+-- doubles: a message without stream whose id is stored already, or is released here before it, goes to the dead
+--     letters, every copy for itself: it never gets a number, so the key there is its scheduled_id, below zero. The
+--     others are released. (Of a double that goes nowhere nothing is kept: the message of its id is.)
 -- cost: the rows released
 create or replace function @schema@.release_scheduled(p_incarnation int4, p_partitions int4[], p_rows_max int4)
 returns int4
@@ -84,21 +86,21 @@ begin
         delete from wh_scheduled s using free f where s.scheduled_id = f.scheduled_id returning s.*
     ), judged as (
         select g.*, g.stream_id is null and (
-            exists (select from wh_outbox o where o.lane_id = g.message_id and o.stream_seq = 1)
+            exists (select from wh_outbox o
+                where o.lane_id in (wh_lane(g.message_id), g.message_id) and o.stream_seq = 1 and o.stream_id is null)
             or row_number() over (partition by g.stream_id, g.message_id order by g.due, g.scheduled_id) > 1) as is_double
         from gone g
     ), doubles as (
-        -- Refused when it is due, as it would be if it were stored now; without a number, so 0.
+        -- Refused when it is due, as it would be if it were stored now. No `on conflict`: a key of its own, or an error.
         insert into wh_dead_letter (stream_seq, version, span_id, lane_id, message_id, correlation_id, causation_id,
             trace_id, partition, attempts, trace_flags, reason, destination, error, error_fingerprint, type_name,
             content_type, metadata, payload)
-        select 0, 0, j.span_id, j.lane_id, j.message_id, j.correlation_id, j.causation_id, j.trace_id, j.partition, 0,
-            j.trace_flags, 4, d.name, e.text, md5(e.text), j.type_name, j.content_type, j.metadata, j.payload
+        select -j.scheduled_id, 0, j.span_id, j.lane_id, j.message_id, j.correlation_id, j.causation_id,
+            j.trace_id, j.partition, 0, j.trace_flags, 4, d.name, e.text, md5(e.text), j.type_name, j.content_type, j.metadata, j.payload
         from judged j
-        cross join lateral unnest(j.destination) d(name)
+        cross join lateral (select distinct n.name from unnest(j.destination) n(name)) d
         cross join (select 'a message of this id is stored already' as text) e
         where j.is_double
-        on conflict (lane_id, destination, stream_seq) do nothing
     ), released as (
         select j.*, row_number() over (order by j.due, j.scheduled_id)::int4 as turn from judged j where not j.is_double
     )

@@ -8,6 +8,8 @@
 --         parked, due now, if they are not
 --     drained: kept references that are acknowledged     dead: references that go to the dead letters
 --     unpark: lanes whose row goes if nothing of theirs is kept beside the log
+-- lanes: a program of schema version 1 knows a message without stream by its id instead of by wh_lane, and names it so
+--     here as well: its body, of number 1, is found by either (goes at the earliest with schema version 3)
 -- out: fenced (then nothing was written), epoch, unparked (in the order of unpark: whether the row is gone)
 -- locks: fence of the incarnation (shared); state and owners are read in a later statement. Whoever marks the
 --     incarnation dead takes it exclusively, and so reads either all of this or none
@@ -72,10 +74,14 @@ begin
             from unnest(p_spill_lane, p_spill_destination, p_spill_partition, p_spill_seq, p_spill_version)
                 s(lane_id, destination, partition, stream_seq, version)
             left join @schema@.wh_outbox o
-                on s.version = 0 and o.lane_id = s.lane_id and o.stream_seq = s.stream_seq
+                on s.version = 0 and o.stream_seq = s.stream_seq
+                and o.lane_id = any (case s.stream_seq when 1 then array[s.lane_id, @schema@.wh_lane(s.lane_id)]
+                    else array[s.lane_id] end)
+                and (o.lane_id = s.lane_id or o.stream_id is null and o.message_id = s.lane_id)
             where not exists (
                 select from @schema@.wh_parked_reference k
                 where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
+            order by s.lane_id, s.destination, s.stream_seq, o.lane_id <> s.lane_id
             on conflict do nothing;
         end if;
 
@@ -138,11 +144,14 @@ begin
             left join @schema@.wh_event_store e
                 on d.version > 0 and e.stream_id = d.lane_id and e.version = d.version
             left join @schema@.wh_outbox o
-                on d.version = 0 and o.lane_id = d.lane_id and o.stream_seq = d.stream_seq
+                on d.version = 0 and o.stream_seq = d.stream_seq
+                and o.lane_id = any (case d.stream_seq when 1 then array[d.lane_id, @schema@.wh_lane(d.lane_id)]
+                    else array[d.lane_id] end)
+                and (o.lane_id = d.lane_id or o.stream_id is null and o.message_id = d.lane_id)
             left join @schema@.wh_parked_reference k
                 on d.version = 0 and k.lane_id = d.lane_id and k.destination = d.destination
                 and k.stream_seq = d.stream_seq
-            order by d.lane_id, d.destination, d.stream_seq, d.turn
+            order by d.lane_id, d.destination, d.stream_seq, d.turn, o.lane_id <> d.lane_id
             on conflict (lane_id, destination, stream_seq) do nothing;
             delete from @schema@.wh_parked_reference k
             using unnest(p_dead_lane, p_dead_destination, p_dead_seq) d(lane_id, destination, stream_seq)

@@ -2,6 +2,7 @@
 -- in: p_incarnation; p_partitions: which to take (null: every one that is free)
 -- out: ownership, partition[] (ascending), fence[]; no row if the incarnation is not alive or its lease is past
 -- locks: its own row, then the rows of free partitions (those that somebody else is taking are left to him)
+-- cost: the rows of wh_partition, and an update of each that is taken
 create or replace function @schema@.take_partitions(p_incarnation int4, p_partitions int4[] default null)
 returns table (ownership int8, "partition" int4[], fence int8[])
 language plpgsql volatile

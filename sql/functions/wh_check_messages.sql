@@ -1,5 +1,5 @@
 -- wh_check_messages: refuses what store_outbox_messages cannot store, before anything is locked or written.
--- in: as store_outbox_messages
+-- in: as store_outbox_messages    out: nothing
 -- errors: 22023, naming the element and its message id, or the array whose length differs
 -- locks: none    cost: one pass
 create or replace function @schema@.wh_check_messages(

@@ -3,8 +3,9 @@
 -- sequence's value, and draws its positions later still. A claim that has read this row need never again look below
 -- its floor. So no position is drawn before the transaction has its id, and none before the streams' locks.
 -- A transaction that had its id before the call knows no floor (0).
--- locks: none; the caller holds the streams'
+-- in: nothing
 -- out: floor int8, xid int8, position int8 (the first; message i has position + i - 1)
+-- locks: none; the caller holds the streams'    cost: a transaction id, and a step of a sequence
 create or replace function @schema@.wh_draw_position(out floor int8, out xid int8, out "position" int8)
 language plpgsql volatile
 as $$

@@ -1,5 +1,5 @@
 -- wh_epoch_token: the token of this life of the server, made by whoever finds the table emptied by a crash.
--- out: token uuid
+-- in: nothing    out: token uuid
 -- locks: none but the row's own: of two makers the second waits for the first and reads its token
 -- cost: one row of one page
 create or replace function @schema@.wh_epoch_token() returns uuid

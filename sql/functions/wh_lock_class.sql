@@ -5,7 +5,8 @@
 --     (key: wh_flush_key)
 -- out: int4
 -- Made of the schema's oid, so that two schemas of one database do not notice each other. Inlined and folded to a
--- constant: it has no cost, and that is why it carries no search_path of its own.
+-- constant: that is why it carries no search_path of its own.
+-- locks: none    cost: none
 create or replace function @schema@.wh_lock_class(kind int4) returns int4
 language sql immutable strict parallel safe
 as $$

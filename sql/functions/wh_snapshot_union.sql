@@ -1,5 +1,5 @@
 -- wh_snapshot_union: the transactions that are in either set.
--- in: a, b pg_snapshot    out: pg_snapshot    cost: the lists' lengths
+-- in: a, b pg_snapshot    out: pg_snapshot    locks: none    cost: the lists' lengths
 create or replace function @schema@.wh_snapshot_union(a pg_snapshot, b pg_snapshot) returns pg_snapshot
 language sql immutable parallel safe strict
 as $$

@@ -1,4 +1,5 @@
 -- wh_status: what an operator wants to know at a glance.
+-- in: nothing
 -- out: a row a figure: what, figure, note (null where there is nothing to add)
 -- locks: none    cost: one pass over the log: not for a dashboard that asks every second while a backlog is large
 create or replace function @schema@.wh_status() returns table (what text, figure int8, note text)

@@ -4,7 +4,7 @@
 -- out: as store_outbox_messages
 -- locks: none of its own; called in a later statement than those it relies on
 -- numbers: looked up, always; proved at isolation levels whose snapshot may be older than the locks (wh_prove_last).
---     A message without stream is number 1 of a lane of its own.
+--     A message without stream is number 1 of a lane of its own (wh_lane); its partition is that of its id.
 -- log: not owned. At least one row a call even without a reference: it tells the owner that another has stored, and
 --     rotation that there is something in the segment. References of one message stay in one row, and a row's
 --     position is its first message's: so no two rows have the same.
@@ -65,8 +65,8 @@ begin
                     order by e.version desc limit 1), 0) end as last_version
         from message m
     ), numbered as (
-        select f.turn, coalesce(f.stream_id, f.id) as lane_id, f.last_seq, f.last_version, f.stream_id,
-            f.due is null as is_numbered, f.is_event and f.stream_id is not null as is_event,
+        select f.turn, coalesce(f.stream_id, wh_lane(f.id)) as lane_id, coalesce(f.stream_id, f.id) as placed_by,
+            f.last_seq, f.last_version, f.stream_id, f.due is null as is_numbered, f.is_event and f.stream_id is not null as is_event,
             case when f.due is not null then 0 when f.stream_id is null then 1
                 else max(f.last_seq) over in_stream + f.place end as seq,
             case when f.is_event and f.stream_id is not null then max(f.last_version) over in_stream + f.event_place
@@ -74,7 +74,8 @@ begin
         from found f
         window in_stream as (partition by f.stream_id, f.due is null order by f.turn rows unbounded preceding)
     )
-    select array_agg(n.lane_id order by n.turn), array_agg(compute_partition(n.lane_id, partition_count) order by n.turn),
+    select array_agg(n.lane_id order by n.turn), 
+        array_agg(compute_partition(n.placed_by, partition_count) order by n.turn),
         array_agg(n.seq order by n.turn), array_agg(n.version order by n.turn),
         count(*) filter (where n.is_numbered), count(*) filter (where n.is_event),
         array_agg(n.stream_id) filter (where n.last_seq is not null),

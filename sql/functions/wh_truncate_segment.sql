@@ -4,6 +4,7 @@
 -- locks: wh_log_n and wh_outbox_n, ACCESS EXCLUSIVE, not waited for: a TRUNCATE that waits stalls every writer behind it
 -- late rows: a transaction that began before the rotation may still have written here. Under the lock whatever is
 --     committed is seen; what `seen` did not see sends the segment back to its checks.
+-- cost: under the lock a probe for late rows by transaction id; then the files are made empty
 create or replace function @schema@.wh_truncate_segment(p_segment int2, out truncated bool, out blocked_by int4)
 language plpgsql volatile
 set search_path = @schema@, pg_temp

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::names::DestinationId;
 use crate::envelope::Trace;
+use crate::ids::lane_of_message;
 
 /// A range of the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +76,7 @@ pub const fn is_scheduled(due_unix_us: i64) -> bool {
 pub struct Rows {
     /// Message ids.
     pub message_id: Vec<Uuid>,
-    /// The stream id, or the message's own id where it has none.
+    /// The stream id, or what stands for the message where it has none ([`lane_of_message`]).
     pub lane_id: Vec<Uuid>,
     /// Partitions.
     pub partition: Vec<u32>,
@@ -207,7 +208,7 @@ impl Rows {
         let index = self.message_id.len();
         let streamless = row.stream_id.is_none();
         self.message_id.push(row.message_id);
-        self.lane_id.push(row.stream_id.unwrap_or(row.message_id));
+        self.lane_id.push(row.stream_id.unwrap_or_else(|| lane_of_message(row.message_id)));
         self.partition.push(row.partition);
         let event = if row.is_event && !streamless { ROW_EVENT } else { 0 };
         self.flags.push(event | if streamless { ROW_STREAMLESS } else { 0 });

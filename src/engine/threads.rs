@@ -128,7 +128,7 @@ impl ThreadMain for KeeperMain {
         };
         let keeper = Keeper {
             runtime,
-            coordination: PostgresCoordination::new(connect, &self.schema).listening(listening, ear),
+            coordination: PostgresCoordination::new(connect, &self.schema).listening(listening, &self.schema, ear),
             service_name: self.service_name,
             instance_name: self.instance_name,
             shards: count,

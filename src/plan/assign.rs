@@ -41,8 +41,7 @@ pub fn moves(partition_count: u32, claimants: &[Claimant], me: Uuid, held: &[u32
     give_up.truncate(over);
     give_up.sort_unstable();
 
-    let mut room: Vec<u32> =
-        claimants.iter().zip(&shares).map(|(of, share)| share.saturating_sub(of.held)).collect();
+    let mut room: Vec<u32> = claimants.iter().zip(&shares).map(|(of, share)| share.saturating_sub(of.held)).collect();
     let mut bids: Vec<(u64, u32, usize)> = Vec::with_capacity(free.len() * claimants.len());
     for partition in free {
         let bidders = claimants.iter().enumerate().filter(|(index, _)| room[*index] > 0);

@@ -10,6 +10,8 @@
 //!
 //! Cost: `admit`, `take`, `settle` are O(1) a message; nothing is allocated within the capacities.
 
+mod whole;
+
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
@@ -337,79 +339,6 @@ impl Lanes {
     pub fn buried(&mut self, lane: LaneIndex) -> Source {
         self.lanes[lane.0 as usize].attempts = 0;
         self.pop_head(lane.0 as usize)
-    }
-
-    /// Every message in a lane, with its partition.
-    pub fn each_message(&self, mut each: impl FnMut(u32, &Source)) {
-        for lane in self.lanes.iter().filter(|lane| lane.used) {
-            let mut slot = lane.head;
-            while slot != NONE {
-                let of = &self.slots[slot as usize];
-                each(lane.partition, &of.source);
-                slot = of.next;
-            }
-        }
-    }
-
-    /// Whether all lanes are so.
-    pub fn all(&self, is_so: impl Fn(&Lane) -> bool) -> bool {
-        self.lanes.iter().filter(|lane| lane.used).all(is_so)
-    }
-
-    /// Lanes of such partitions go away with their messages, which are handed out. None of them may be in flight.
-    pub fn remove_if(&mut self, gone: impl Fn(u32) -> bool, mut each: impl FnMut(Source)) {
-        for index in 0..self.lanes.len() {
-            let lane = self.lanes[index];
-            if !lane.used || !gone(lane.partition) {
-                continue;
-            }
-            match lane.state {
-                LaneState::Ready => {
-                    self.ready[lane.destination.index()].retain(|ready| *ready != index as u32);
-                    self.ready_count -= 1;
-                }
-                LaneState::Parked => self.parked_count -= 1,
-                _ => {}
-            }
-            while self.lanes[index].head != NONE {
-                each(self.pop_head(index));
-            }
-            // Whoever still has its index finds nothing to do.
-            self.lanes[index].state = LaneState::Idle;
-            if std::mem::take(&mut self.lanes[index].kept_beside) {
-                self.kept_count -= 1;
-            }
-            self.remove(index as u32);
-        }
-    }
-
-    /// Sheds idle lanes when there are more than the bound.
-    pub fn shed(&mut self) {
-        if self.index_of.len() <= self.streams_max {
-            return;
-        }
-        for index in 0..self.lanes.len() as u32 {
-            let lane = &self.lanes[index as usize];
-            if lane.used && lane.state == LaneState::Idle && !lane.kept_beside && lane.head == NONE {
-                self.remove(index);
-            }
-        }
-    }
-
-    /// Forgets all lanes and every message in them. The bound on lanes stays.
-    pub fn clear(&mut self) {
-        let streams_max = self.streams_max;
-        self.index_of.clear();
-        self.lanes.clear();
-        self.free_lanes.clear();
-        self.slots.clear();
-        self.free_slots.clear();
-        self.slots_used = 0;
-        self.ready.iter_mut().for_each(VecDeque::clear);
-        self.ready_count = 0;
-        self.parked_count = 0;
-        self.kept_count = 0;
-        self.streams_max = streams_max;
     }
 
     fn keep_beside(&mut self, lane: usize) {

@@ -49,10 +49,12 @@ impl LeaseTimes {
         self.ttl_ms / 4
     }
 
-    /// How long a statement of maintenance may take: well below a step, so that the next renewal is not late.
+    /// How long a statement of maintenance may take: half a step at most, whatever the lease, so that the next renewal
+    /// is not late. (A second statement begins in the first half of this only, and an answer is waited for a quarter
+    /// longer: 7/8 of a step together.)
     #[must_use]
     pub fn upkeep_limit_ms(&self) -> u64 {
-        (self.step_ms() / 2).clamp(250, 2_000)
+        (self.step_ms() / 2).min(2_000)
     }
 
     /// Until when a run may end, after a renewal that was sent at `sent`.
@@ -123,6 +125,19 @@ mod tests {
     fn the_deadline_counts_from_before_the_renewal() {
         let times = LeaseTimes::new(10_000, 5_000, 4_000);
         assert_eq!(times.map(|times| times.deadline(Tick(7))), Ok(Tick(5_000_007)));
+    }
+
+    #[test]
+    fn maintenance_ends_before_the_next_renewal_however_short_the_lease() {
+        for ttl_ms in [8, 500, 1_000, 1_999, TTL_MS.0, 2_020, 10_000, TTL_MS.1] {
+            let times = LeaseTimes { ttl_ms, margin_ms: ttl_ms / 2 };
+            let limit_ms = times.upkeep_limit_ms();
+            assert!(limit_ms > 0, "{ttl_ms}: no limit at all");
+            let longest_ms = limit_ms / 2 + limit_ms + limit_ms / 4;
+            assert!(longest_ms < times.step_ms(), "{ttl_ms}: {longest_ms} of {} ms", times.step_ms());
+        }
+        // A lease that is too short for any margin is refused, whatever the range of the key says.
+        assert!((TTL_MS.0..2_020).all(|ttl_ms| LeaseTimes::new(ttl_ms, ttl_ms / 2, 10).is_err()));
     }
 
     #[test]

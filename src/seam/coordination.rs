@@ -61,6 +61,8 @@ pub struct Members {
     pub others: Vec<Member>,
     /// Partitions without an owner, ascending.
     pub free: Vec<u32>,
+    /// The last position that anybody has drawn: another one than before says that somebody has stored.
+    pub position: i64,
 }
 
 /// What others say: hints to look soon.

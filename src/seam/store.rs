@@ -1,8 +1,8 @@
 //! The Postgres seam: what the shards and the lease keeper ask of the database.
 //!
 //! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Not meant for users: it
-//! changes with the engine. One method here = one file in `sql/functions` = its test; two names differ:
-//! `store_outbox_messages` calls `store_shard_messages.sql`, and `load` calls `load_shard.sql`.
+//! changes with the engine. One method here = one file in `sql/functions` = its test; one name differs: `load` calls
+//! `load_shard.sql`. (`store_outbox_messages.sql` is the door for callers in any language, and no method here.)
 //!
 //! Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
 
@@ -46,6 +46,23 @@ pub enum StoreError {
     /// Try again later as it is (40001, 40P01, 53xxx, 57014, 55P03, read-only server …). Nothing was written.
     #[error("try again ({sqlstate}): {text}")]
     Transient {
+        /// SQLSTATE.
+        sqlstate: String,
+        /// The server's words.
+        text: String,
+    },
+    /// A function, table or column that this program names is not there (42883, 42P01, 42703, 3F000): the schema is not
+    /// the one that it was started on any more. No later call can do better: stand down.
+    #[error(
+        "the installed schema is of version {}, this program works with version {wanted}, and something that it needs \
+         is not there ({sqlstate}: {text}): update the program if the schema is newer, run `corelane migrate` if it is \
+         not, and start the program again", installed.map_or_else(|| "unknown".to_owned(), |version| version.to_string())
+    )]
+    SchemaChanged {
+        /// What is installed now; `None` if the schema's record cannot be read either.
+        installed: Option<i32>,
+        /// What this program works with.
+        wanted: i32,
         /// SQLSTATE.
         sqlstate: String,
         /// The server's words.
@@ -389,8 +406,7 @@ pub struct LoadReply {
 /// The shards' side of the database.
 pub trait Store: 'static {
     /// Stores a flush: one transaction, one commit.
-    fn store_outbox_messages(&self, request: &StoreRequest<'_>)
-    -> impl Future<Output = Result<StoreReply, StoreError>>;
+    fn store_shard_messages(&self, request: &StoreRequest<'_>) -> impl Future<Output = Result<StoreReply, StoreError>>;
 
     /// Whether the flush committed, asked under the lock of the shard's flushes (blocking, so that a transaction
     /// still committing is waited for). `stream_id` as in the request: if it committed, `looked_up` holds their
@@ -438,11 +454,7 @@ pub trait Store: 'static {
 
     /// What is resolved of partitions that the incarnation holds, written where the next load of them finds it. Nothing
     /// is written for one that it does not own, nor of another life of the server.
-    fn keep_resolved(
-        &self,
-        incarnation: Incarnation,
-        kept: &Release,
-    ) -> impl Future<Output = Result<(), StoreError>>;
+    fn keep_resolved(&self, incarnation: Incarnation, kept: &Release) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Reads, in a transaction of its own begun after the take-over committed, where to start.
     fn load(&self, incarnation: Incarnation, partitions: &[u32])

@@ -51,14 +51,8 @@ impl State {
                 self.freeze(partition, source);
                 continue;
             }
-            let admission = Admission {
-                lane_id: rows.lane_id[row],
-                destination,
-                partition,
-                stream_seq,
-                single,
-                source,
-            };
+            let admission =
+                Admission { lane_id: rows.lane_id[row], destination, partition, stream_seq, single, source };
             if rows.unnamed(row).is_some() {
                 self.bury_missing(&rows, row, destination, source);
                 continue;

@@ -118,7 +118,7 @@ impl Store for Busy {
         unreachable!("the partitions stay as they are")
     }
 
-    async fn store_outbox_messages(&self, _: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, _: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         unreachable!("only claims")
     }
 

@@ -38,6 +38,8 @@ enum Outcome {
     Stored,
     Busy(Vec<Uuid>),
     Refused(StoreError),
+    /// The schema is not this program's any more: for everybody.
+    StoodDown(StoreError),
     /// Messages without stream have ids of others.
     Duplicates(Duplicates),
     Again(StoreError),
@@ -78,6 +80,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let mut transient_wait_us = TRANSIENT_RETRY_US.0;
         loop {
             let now = self.runtime.now();
+            if let Some(error) = self.lease.stood_down() {
+                self.refuse_pending(&|| error.clone().into());
+            }
             if recall_at.is_some_and(|at| at <= now) {
                 recall_at = None;
                 self.state.borrow_mut().recall_held_back();
@@ -149,6 +154,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     tracing::error!(%error, "a unit of work was refused by the database");
                     for pending in taken {
                         self.answered(pending.answer(Some(&|| Error::Store(error.clone()))));
+                    }
+                }
+                Outcome::StoodDown(error) => {
+                    for pending in taken {
+                        self.answered(pending.answer(Some(&|| error.clone().into())));
                     }
                 }
                 Outcome::Duplicates(duplicates) => {
@@ -247,7 +257,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &columns.partitions,
             held: &held,
         };
-        let mut answer = self.within_deadline(self.store.store_outbox_messages(&request)).await;
+        let mut answer = self.within_deadline(self.store.store_shard_messages(&request)).await;
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
             answer = match self.look_up(origin, columns, &reason).await {
@@ -317,6 +327,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             // All of them were looked up: it will be taken the next time as well.
             Err(StoreError::NumberTaken) => Outcome::Refused(StoreError::NumberTaken),
             Err(error @ StoreError::Refused { .. }) if unknown.is_none() => Outcome::Refused(error),
+            Err(error @ StoreError::SchemaChanged { .. }) if unknown.is_none() => Outcome::StoodDown(error),
             Err(error) => match (unknown, duplicates) {
                 (Some(unknown), _) => Outcome::Unknown(unknown),
                 (None, Some(duplicates)) => Outcome::Duplicates(duplicates),
@@ -366,8 +377,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         loop {
             match self.within_deadline(self.store.find_flush(origin, stream_id, &rows, since)).await {
                 Ok(found) => return Ok(found),
-                // It cannot be told any more: this incarnation has ended meanwhile.
-                Err(error @ StoreError::Refused { .. }) => return Err(error),
+                // It cannot be told any more: this incarnation has ended meanwhile, or what would tell is gone.
+                Err(error @ (StoreError::Refused { .. } | StoreError::SchemaChanged { .. })) => return Err(error),
                 Err(error) => {
                     let until = self.runtime.now().plus_us(wait_us);
                     if self.state.borrow().stopping.is_some_and(|at| at <= until) {

@@ -46,7 +46,7 @@ impl Store for Door {
         unreachable!("the partitions stay as they are")
     }
 
-    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         self.stores.set(self.stores.get() + 1);
         let mut ids = self.ids.borrow().clone();
         for rows in request.batches {

@@ -22,10 +22,10 @@ mod pending;
 mod pending_tests;
 mod publish;
 mod refused;
-mod regroup;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod refused_tests;
+mod regroup;
 mod settle;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
@@ -36,12 +36,15 @@ pub mod tend;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod tend_tests;
+#[cfg(all(test, feature = "simulation"))]
+#[allow(clippy::unwrap_used)]
+mod tend_town;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
@@ -120,13 +123,31 @@ pub enum Arrival {
 pub struct LeaseCell {
     /// Boot-time microseconds; 0 = not alive.
     deadline_us: AtomicU64,
+    /// Why this process works on the schema no more, for good.
+    stood_down: OnceLock<StoreError>,
 }
 
 impl LeaseCell {
     /// A run may start before this moment: the lease's end less the margin, which holds the transport's time limit.
     #[must_use]
     pub fn deadline(&self) -> Tick {
+        if self.stood_down.get().is_some() {
+            return Tick(0);
+        }
         Tick(self.deadline_us.load(Ordering::Acquire))
+    }
+
+    /// The schema is not the one that this process works with: keeper and shards stand down, whoever of them found it.
+    pub fn stand_down(&self, error: &StoreError) {
+        if self.stood_down.set(error.clone()).is_ok() {
+            tracing::error!(%error, "standing down: the shards of this process store and publish nothing any more");
+        }
+    }
+
+    /// Why, if that is so.
+    #[must_use]
+    pub fn stood_down(&self) -> Option<&StoreError> {
+        self.stood_down.get()
     }
 
     /// Sets the deadline (already less the margin).
@@ -213,6 +234,8 @@ struct Shard<R, S, P> {
     others: Arc<OthersBell>,
     state: RefCell<state::State>,
     announced: Cell<bool>,
+    /// Rows that were in memory when the shard stood down, if it has.
+    left_behind: Cell<Option<usize>>,
     call_timeout_us: u64,
     flush_signal: signal::Signal,
     claim_signal: signal::Signal,
@@ -233,6 +256,7 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         others: parts.others,
         state: RefCell::new(state::State::new(parts.settings, parts.metrics, parts.pool)),
         announced: Cell::new(false),
+        left_behind: Cell::new(None),
         call_timeout_us,
         flush_signal: signal::Signal::default(),
         claim_signal: signal::Signal::default(),
@@ -254,6 +278,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     async fn arrivals(&self, mut ring: RingReceiver<Arrival>) -> ShardReport {
         loop {
             self.take_arrivals(&mut ring);
+            if self.lease.stood_down().is_some() {
+                self.stand_down();
+            }
             let stop_at = self.state.borrow().stopping;
             let Some(stop_at) = stop_at else {
                 ring.wait().await;
@@ -262,9 +289,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             let drained = self.state.borrow().is_drained();
             if drained || self.runtime.now() >= stop_at {
                 let refused = self.refuse_pending(&|| Error::ShutDown);
-                let rows_left = self.state.borrow().rows_in_memory();
+                let rows_left = self.state.borrow().rows_in_memory() + self.left_behind.get().unwrap_or(0);
                 self.state.borrow_mut().ended = true;
                 self.raise_all();
+                let drained = drained && self.left_behind.get().is_none();
                 return ShardReport { rows_refused: refused, rows_left, drained };
             }
             self.runtime.sleep_until(self.runtime.now().plus_ms(2).min(stop_at)).await;
@@ -280,6 +308,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         self.answered(pending.answer(Some(&|| Error::ShutDown)));
                         continue;
                     }
+                    if let Some(error) = self.lease.stood_down() {
+                        self.answered(pending.answer(Some(&|| error.clone().into())));
+                        continue;
+                    }
                     let mut state = self.state.borrow_mut();
                     state.put_last(pending);
                     state.metrics.ring_rows_max.max(state.pending_rows as u64);
@@ -287,6 +319,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     drop(state);
                     self.flush_signal.raise();
                 }
+                Arrival::Control(Control::Partitions { .. }) if self.lease.stood_down().is_some() => {}
                 Arrival::Control(Control::Partitions { incarnation, ownership, held }) => {
                     self.state.borrow_mut().change_partitions(incarnation, ownership, held, self.runtime.now());
                     self.raise_all();
@@ -307,6 +340,21 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 
+    /// Lets go of everything that is stored, for an engine that fits the schema, and answers everything that is not.
+    /// Nothing is held from here on, so no loop has anything to do; what is in flight comes back and is dropped.
+    fn stand_down(&self) {
+        let Some(error) = self.lease.stood_down() else { return };
+        if self.left_behind.get().is_none() {
+            let mut state = self.state.borrow_mut();
+            self.left_behind.set(Some(state.rows_in_memory()));
+            state.held.clear();
+            state.fences.iter_mut().for_each(|fence| *fence = 0);
+            state.reset();
+        }
+        self.refuse_pending(&|| error.clone().into());
+        self.raise_all();
+    }
+
     fn raise_all(&self) {
         self.flush_signal.raise();
         self.claim_signal.raise();
@@ -325,7 +373,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         let call = std::pin::pin!(call);
         let sleep = std::pin::pin!(self.runtime.sleep_until(self.runtime.now().plus_us(self.call_timeout_us)));
         match futures_util::future::select(call, sleep).await {
-            futures_util::future::Either::Left((answer, _)) => answer,
+            futures_util::future::Either::Left((answer, _)) => {
+                if let Err(error @ StoreError::SchemaChanged { .. }) = &answer {
+                    self.lease.stand_down(error);
+                    self.stand_down();
+                }
+                answer
+            }
             futures_util::future::Either::Right(_) => {
                 Err(StoreError::ConnectionLost(format!("no answer within {} ms", self.call_timeout_us / 1000)))
             }

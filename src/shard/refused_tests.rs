@@ -41,7 +41,7 @@ fn refused(sqlstate: &str) -> Option<StoreError> {
 }
 
 impl Store for Door {
-    async fn store_outbox_messages(&self, _: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, _: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         unreachable!("nothing is stored here")
     }
 

@@ -400,4 +400,3 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         Ok(true)
     }
 }
-

@@ -37,6 +37,7 @@ pub(super) fn shard_around<S: Store>(state: State, store: S, steps_max: u64) -> 
         publisher: Nowhere(TransportLimits::default()),
         budget: Arc::new(Budget::default()),
         others: Arc::default(),
+        left_behind: Cell::new(None),
         lease: Arc::new(LeaseCell::default()),
         state: RefCell::new(state),
         announced: Cell::new(false),

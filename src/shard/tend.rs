@@ -5,12 +5,13 @@
 //!   from before it was sent. A lost connection ends it at once, until the incarnation has proved itself alive.
 //! - A dead incarnation is dead for ever: the shards are told to stand down, and the process comes back as a
 //!   new incarnation.
+//! - Where the schema is not this program's any more, keeper and shards stand down together, whoever met it first; the
+//!   shards are told, the partitions are freed, and the keeper ends.
 //! - An orderly stop frees the partitions at once, after the shards have written their cursors.
 //! - A call without an answer within half a lease is given up with its connection: a network that swallows packets
-//!   must not hold up the renewal on a fresh one. (Not yet so for maintenance.)
-//!
+//!   must not hold up the renewal on a fresh one.
 //! - Maintenance has a connection and a time limit of its own, below a step: however slow it is, the next renewal is
-//!   sent in time.
+//!   sent in time. A stop does not wait for it.
 //!
 //! Cost when idle: a statement every quarter of the lease, and one a minute.
 
@@ -27,9 +28,7 @@ use crate::ids::Incarnation;
 use crate::plan::assign::{self, Claimant};
 use crate::plan::lease::{LeaseTimes, Watch};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{
-    Coordination, Heard, HeldPartition, Member, Members, Registration, Renewed, StoreError,
-};
+use crate::seam::store::{Coordination, Heard, HeldPartition, Member, Members, Registration, Renewed, StoreError};
 use crate::time::Tick;
 
 /// First wait before a failed step is tried again; it doubles up to the usual step.
@@ -40,7 +39,7 @@ const HEARD_MS: u64 = 20;
 const ANNOUNCE_MS: u64 = 20;
 /// How often maintenance is done while something stands in the log, and when it has failed.
 const MAINTENANCE_MS: u64 = 5_000;
-/// How often it is done when there is nothing to do.
+/// How often it is done when there was nothing to do, until a look shows that somebody has stored.
 const MAINTENANCE_IDLE_MS: u64 = 60_000;
 
 /// What the keeper is made of.
@@ -114,8 +113,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             announce_at: Tick(0),
         };
         let mut waiting: Option<(Incarnation, LocalBoxFuture<'_, Result<bool, StoreError>>)> = None;
-        let mut maintenance_due = self.runtime.now().plus_ms(MAINTENANCE_MS);
-        let mut blocked_by = None;
+        let mut upkeep = Upkeep::from(self.runtime.now());
         let mut retry_ms = RETRY_MS;
         loop {
             if stop.is_stopped() {
@@ -127,19 +125,34 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
                 return;
             }
+            if self.lease.stood_down().is_some() {
+                let Some(incarnation) = of.current else {
+                    return (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
+                };
+                self.stand_down(&mut of);
+                // No run is started any more: another one may take the partitions.
+                if let Err(error) = self.within_limit(self.coordination.deregister_instance(incarnation)).await {
+                    tracing::warn!(%error, "the partitions could not be freed: they are taken over when this connection ends");
+                }
+                return;
+            }
             let begun = self.runtime.now();
             let step = self.step(&mut of).await;
             let mut pause_ms = self.times.step_ms();
             let mut until = None;
             match step {
-                Ok(Step::Alive) => {
+                Ok(Step::Alive(position)) => {
                     retry_ms = RETRY_MS;
                     // From before the renewal: what maintenance takes is not added to it.
                     until = Some(begun.plus_ms(pause_ms));
+                    upkeep.seen(position);
                     if let Some(incarnation) = of.current
-                        && maintenance_due <= self.runtime.now()
+                        && upkeep.due <= self.runtime.now()
                     {
-                        maintenance_due = self.maintain(incarnation, &mut blocked_by).await;
+                        let work = std::pin::pin!(self.maintain(incarnation, &mut upkeep));
+                        let stopped = std::pin::pin!(stop.stopped());
+                        // Dropped at a stop, it takes its connection along; the server ends it by its own limit.
+                        futures_util::future::select(work, stopped).await;
                     }
                 }
                 Ok(Step::Dead) => {
@@ -148,6 +161,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     );
                     self.stand_down(&mut of);
                     pause_ms = RETRY_MS;
+                }
+                Err(error @ StoreError::SchemaChanged { .. }) => {
+                    self.lease.stand_down(&error);
+                    continue;
                 }
                 Err(error) => {
                     if matches!(error, StoreError::ConnectionLost(_) | StoreError::Denied { .. }) {
@@ -299,7 +316,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         };
         self.lease.set(self.times.deadline(sent));
         if !self.owns {
-            return Ok(Step::Alive);
+            return Ok(Step::Alive(None));
         }
         let mut members = match seen {
             Some(members) => members,
@@ -336,7 +353,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         if !moves.give_up.is_empty() && of.leaving.is_none() {
             self.begin_hand_over(of, moves.give_up);
         }
-        Ok(Step::Alive)
+        Ok(Step::Alive(Some(members.position)))
     }
 
     /// Ends members whose connection or lease has ended; answers whether any was.
@@ -359,7 +376,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         Ok(any)
     }
 
-    pub(super) async fn within_limit<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    pub(super) async fn within_limit<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         self.within_ms(self.times.ttl_ms() / 2, call).await
     }
 
@@ -378,33 +398,36 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         }
     }
 
-    /// Steps of maintenance, for as long as they get on and half their time limit; answers when to come again.
-    async fn maintain(&self, incarnation: Incarnation, blocked_by: &mut Option<i32>) -> Tick {
+    /// Steps of maintenance, for as long as they get on and half their time limit; notes when to come again.
+    async fn maintain(&self, incarnation: Incarnation, upkeep: &mut Upkeep) {
         let limit_ms = self.times.upkeep_limit_ms();
         let enough = self.runtime.now().plus_ms(limit_ms / 2);
         loop {
             // The server gives it up by itself; this is for one that does not answer.
             let step = self.coordination.perform_maintenance(incarnation, limit_ms);
-            let pause_ms = match self.within_ms(limit_ms + limit_ms / 4, step).await {
+            let idle = match self.within_ms(limit_ms + limit_ms / 4, step).await {
                 Ok(done) => {
                     if let Some(pid) = done.blocked_by
-                        && *blocked_by != Some(pid)
+                        && upkeep.blocked_by != Some(pid)
                     {
                         tracing::warn!(pid, "a log segment cannot be truncated: this backend holds a lock on it");
                     }
-                    *blocked_by = done.blocked_by;
+                    upkeep.blocked_by = done.blocked_by;
                     tracing::debug!(?done, "maintenance");
                     if done.more && self.runtime.now() < enough {
                         continue;
                     }
-                    if done.work_left { MAINTENANCE_MS } else { MAINTENANCE_IDLE_MS }
+                    !done.work_left
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "maintenance: trying again");
-                    MAINTENANCE_MS
+                    match error {
+                        StoreError::SchemaChanged { .. } => self.lease.stand_down(&error),
+                        error => tracing::warn!(%error, "maintenance: trying again"),
+                    }
+                    false
                 }
             };
-            return self.runtime.now().plus_ms(pause_ms);
+            return upkeep.done(idle, self.runtime.now());
         }
     }
 
@@ -435,6 +458,40 @@ async fn first_of<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> 
 }
 
 enum Step {
-    Alive,
+    /// With the last position that anybody has drawn, if it was looked at.
+    Alive(Option<i64>),
     Dead,
+}
+
+/// When maintenance comes.
+struct Upkeep {
+    due: Tick,
+    /// When it comes if there is something to do.
+    soon: Tick,
+    /// The last position that was seen drawn, and the one that was when there was nothing to do.
+    position: Option<i64>,
+    idle_at: Option<i64>,
+    /// Who was last said to hold a segment.
+    blocked_by: Option<i32>,
+}
+
+impl Upkeep {
+    fn from(now: Tick) -> Self {
+        let soon = now.plus_ms(MAINTENANCE_MS);
+        Self { due: soon, soon, position: None, idle_at: None, blocked_by: None }
+    }
+
+    /// A look at the database: has anybody stored since there was nothing to do?
+    fn seen(&mut self, position: Option<i64>) {
+        self.position = position;
+        if self.idle_at.is_some() && self.idle_at != position {
+            self.due = self.due.min(self.soon);
+        }
+    }
+
+    fn done(&mut self, idle: bool, now: Tick) {
+        self.soon = now.plus_ms(MAINTENANCE_MS);
+        self.due = if idle { now.plus_ms(MAINTENANCE_IDLE_MS) } else { self.soon };
+        self.idle_at = self.position.filter(|_| idle);
+    }
 }

@@ -3,7 +3,11 @@
 //! Invariants
 //! - Migrations are forward only: an applied file is never edited, a new one is added at the end.
 //! - A function's file is named as the function and makes that one only. A change that `create or replace` cannot
-//!   make (arguments, columns of the answer) is a new function, or comes with a migration that drops the old one.
+//!   make (arguments, columns of the answer) is a function beside it: the old signature moves to a file with the number
+//!   of the last schema version that calls it, `claim_work_1.sql`, as a wrapper.
+//! - Expand, then contract: no version takes away, or answers otherwise, what programs of the version before call, nor
+//!   writes what they cannot read. What they call stands in `tests/golden/statements_N.txt`; a later version may drop
+//!   it. (0002 dropped signatures of version 1; version 2 has them again.)
 //! - Whatever changes in here after a release raises [`SCHEMA_VERSION`]: an older library must not put its own
 //!   functions back.
 //! - In the files `@schema@` stands for the quoted schema, `$$` quotes bodies, and nothing uses `E''` strings or
@@ -19,7 +23,7 @@ pub struct SqlFile {
 }
 
 /// What this library installs; recorded in `wh_schema_migration`.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 macro_rules! sql_files {
     ($directory:literal: $($name:literal,)*) => {
@@ -43,6 +47,7 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "wh_lock_class",
     "wh_channel",
     "wh_stream_key",
+    "wh_lane",
     "wh_flush_key",
     "wh_snapshot_union",
     "wh_epoch_token",
@@ -81,4 +86,7 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "perform_maintenance",
     "rebase",
     "wh_status",
+    "claim_work_1",
+    "find_flush_1",
+    "store_shard_messages_1",
 ];

@@ -115,6 +115,12 @@ fn meaning(code: &str, ends_session: bool, text: String) -> StoreError {
     }
 }
 
+/// Whether something that a statement of ours names is not there: function, table, column, schema.
+#[must_use]
+pub fn is_missing_object(sqlstate: &str) -> bool {
+    matches!(sqlstate, "42883" | "42P01" | "42703" | "3F000")
+}
+
 fn bounded(text: &str) -> String {
     crate::error::bounded_error_text(text).0
 }
@@ -130,6 +136,7 @@ mod tests {
             StoreError::NumberTaken | StoreError::DuplicateMessage { .. } => "a number, which is not decided here",
             StoreError::Transient { .. } => "transient",
             StoreError::Denied { .. } => "denied",
+            StoreError::SchemaChanged { .. } => "the schema's, which is not decided here",
         }
     }
 

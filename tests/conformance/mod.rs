@@ -9,8 +9,8 @@ use corelane::batch::{DestinationId, Rows};
 use corelane::ids::{Epoch, Incarnation};
 use corelane::plan::snapshot::Snapshot;
 use corelane::seam::store::{
-    ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Registration, Release, Renewed, SettleReply, SettleRequest, Spill,
-    Store, StoreError, StoreReply, Stored, Taken,
+    ClaimReply, Coordination, DeadLetter, Drained, LastNumbers, Park, Registration, Release, Renewed, SettleReply,
+    SettleRequest, Spill, Store, StoreError, StoreReply, Stored, Taken,
 };
 use uuid::Uuid;
 
@@ -106,7 +106,7 @@ async fn a_flush_is_numbered_and_claimed<S: Store>(store: &S, reader: &mut Reade
     let mut flush = Flush::new(reader, 1, count);
     flush.push(Some(id(10)), true, &["x"]).push(Some(id(10)), false, &["x", "y"]).push(Some(id(10)), true, &[]);
     flush.push(None, false, &["y"]);
-    let first = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let first = stored(store.store_shard_messages(&flush.request(reader)).await);
     assert!(first.owned && !first.foreign);
     assert_eq!(first.looked_up, Some(vec![LastNumbers { seq: 0, version: 0 }]));
 
@@ -132,19 +132,19 @@ async fn a_flush_is_numbered_and_claimed<S: Store>(store: &S, reader: &mut Reade
 async fn numbers_are_never_given_twice<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut flush = Flush::new(reader, 2, count);
     flush.known(id(10), 3, 2).push(Some(id(10)), true, &["x"]);
-    let second = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let second = stored(store.store_shard_messages(&flush.request(reader)).await);
     assert_eq!(second.looked_up, None);
 
     let mut wrong = Flush::new(reader, 3, count);
     wrong.known(id(10), 3, 2).push(Some(id(11)), true, &["x"]).push(Some(id(10)), true, &["x"]);
     wrong.known(id(11), 0, 0);
-    let taken = store.store_outbox_messages(&wrong.request(reader)).await;
+    let taken = store.store_shard_messages(&wrong.request(reader)).await;
     assert!(matches!(taken, Err(StoreError::NumberTaken)), "{taken:?}");
 
     // An unknown stream in the flush: all of them are looked up.
     let mut mixed = Flush::new(reader, 4, count);
     mixed.known(id(10), 4, 3).push(Some(id(10)), false, &["x"]).push(Some(id(11)), true, &["x"]);
-    let mixed = stored(store.store_outbox_messages(&mixed.request(reader)).await);
+    let mixed = stored(store.store_shard_messages(&mixed.request(reader)).await);
     let expected = vec![LastNumbers { seq: 4, version: 3 }, LastNumbers { seq: 0, version: 0 }];
     assert_eq!(mixed.looked_up, Some(expected));
 
@@ -164,7 +164,7 @@ async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader:
     assert_eq!(absent, None, "it was not committed");
     let mut late = Flush::new(reader, 3, count);
     late.push(Some(id(13)), true, &["x"]);
-    let late = store.store_outbox_messages(&late.request(reader)).await;
+    let late = store.store_shard_messages(&late.request(reader)).await;
     assert!(matches!(late, Err(StoreError::Refused { .. })), "given up: {late:?}");
 }
 
@@ -172,18 +172,18 @@ async fn a_flush_is_found_after_its_answer_was_lost<S: Store>(store: &S, reader:
 async fn a_foreign_row_is_seen<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut stranger = Flush::new(reader, 5, count);
     stranger.not_held().push(Some(id(10)), false, &["x"]);
-    let stranger = stored(store.store_outbox_messages(&stranger.request(reader)).await);
+    let stranger = stored(store.store_shard_messages(&stranger.request(reader)).await);
     assert_eq!(stranger.looked_up, Some(vec![LastNumbers { seq: 5, version: 3 }]));
 
     let mut wrong_ownership = Flush::new(reader, 6, count);
     wrong_ownership.ownership(reader.ownership + 7).known(id(12), 0, 0).push(Some(id(12)), true, &["x"]);
-    let not_owned = stored(store.store_outbox_messages(&wrong_ownership.request(reader)).await);
+    let not_owned = stored(store.store_shard_messages(&wrong_ownership.request(reader)).await);
     assert!(!not_owned.owned && not_owned.foreign);
     assert_eq!(not_owned.looked_up, Some(vec![LastNumbers { seq: 0, version: 0 }]));
 
     let mut own = Flush::new(reader, 7, count);
     own.known(id(10), 6, 3).push(Some(id(10)), true, &["x"]);
-    let own_stored = stored(store.store_outbox_messages(&own.request(reader)).await);
+    let own_stored = stored(store.store_shard_messages(&own.request(reader)).await);
     assert!(own_stored.foreign && own_stored.owned);
 
     let claimed = store.claim_work(&reader.claim(&[5, 6, 7], 100)).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_foreign_row_is_seen<S: Store>(store: &S, reader: &mut Reader, count: 
 
     let mut after = Flush::new(reader, 8, count);
     after.known(id(10), 7, 4).push(Some(id(10)), true, &["x"]);
-    let after = stored(store.store_outbox_messages(&after.request(reader)).await);
+    let after = stored(store.store_shard_messages(&after.request(reader)).await);
     assert!(!after.foreign && after.looked_up.is_none(), "what was read is not foreign any more");
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     assert_eq!(story(&claimed.rows), ["10:8/5>x"]);
@@ -206,7 +206,7 @@ async fn what_stems_from_another_life_is_void<S: Store>(store: &S, reader: &mut 
     let other = Epoch(id(99));
     let mut flush = Flush::new(reader, 12, count);
     flush.epoch(other).known(id(10), 8, 5).push(Some(id(10)), false, &[]);
-    let flush = stored(store.store_outbox_messages(&flush.request(reader)).await);
+    let flush = stored(store.store_shard_messages(&flush.request(reader)).await);
     assert!(flush.foreign && flush.epoch != other);
     assert_eq!(flush.looked_up, Some(vec![LastNumbers { seq: 8, version: 5 }]));
 
@@ -258,7 +258,7 @@ async fn a_page_is_cut_by_position<S: Store>(store: &S, reader: &Reader) {
 async fn a_lane_is_parked_and_drained<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut flush = Flush::new(reader, 9, count);
     flush.push(Some(id(20)), true, &["x"]).push(Some(id(20)), false, &["x"]);
-    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    stored(store.store_shard_messages(&flush.request(reader)).await);
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     let partition = claimed.rows.partition[0];
     reader.position = claimed.position;
@@ -316,7 +316,7 @@ async fn a_lane_is_parked_and_drained<S: Store>(store: &S, reader: &mut Reader, 
 async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut flush = Flush::new(reader, 10, count);
     flush.push(Some(id(21)), true, &["x"]);
-    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    stored(store.store_shard_messages(&flush.request(reader)).await);
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     let partition = claimed.rows.partition[0];
     reader.position = claimed.position;
@@ -350,7 +350,7 @@ async fn a_dead_letter_is_written_once<S: Store>(store: &S, reader: &mut Reader,
 async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut flush = Flush::new(reader, 11, count);
     flush.push_due(id(10), 1, &["x"]);
-    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    stored(store.store_shard_messages(&flush.request(reader)).await);
     let claimed = store.claim_work(&reader.claim(&[11], 100)).await.unwrap();
     assert!(claimed.rows.is_empty(), "not in the log yet");
     assert_eq!(claimed.scheduled_in_ms, Some(0));
@@ -367,14 +367,18 @@ async fn a_scheduled_message_gets_its_number_when_due<S: Store>(store: &S, reade
 async fn an_id_that_is_stored_is_told_and_taken_once<S: Store>(store: &S, reader: &mut Reader, count: u32) {
     let mut flush = Flush::new(reader, 20, count);
     flush.push_as(id(300), None, &["x"]).push_as(id(301), None, &[]).push_as(id(302), Some(id(303)), &[]);
-    stored(store.store_outbox_messages(&flush.request(reader)).await);
+    stored(store.store_shard_messages(&flush.request(reader)).await);
     let mut told = store.find_duplicates(&[id(299), id(301), id(302), id(300), id(303)]).await.unwrap();
     told.sort_unstable();
-    assert_eq!(told, [id(300), id(301), id(303)], "a stream's first message stands in the place of its stream's id");
+    assert_eq!(
+        told,
+        [id(300), id(301)],
+        "one with a stream is told apart by its number, and a stream's id is no message's"
+    );
     assert!(store.find_duplicates(&[]).await.unwrap().is_empty());
     let mut again = Flush::new(reader, 21, count);
     again.push_as(id(304), None, &["x"]).push_as(id(301), None, &["x"]);
-    let again = store.store_outbox_messages(&again.request(reader)).await;
+    let again = store.store_shard_messages(&again.request(reader)).await;
     assert!(matches!(again, Err(StoreError::DuplicateMessage { message_id }) if message_id == id(301)), "{again:?}");
     let claimed = store.claim_work(&reader.claim(&[], 100)).await.unwrap();
     assert_eq!(story(&claimed.rows), [format!("{}:1/0>x", id(300).as_u128() as u16)]);

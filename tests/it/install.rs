@@ -207,7 +207,7 @@ async fn an_installation_of_before_gets_the_functions_whose_answers_have_changed
              create function perform_maintenance(p_incarnation int4, out truncated int4) language sql as 'select 0';
              create function claim_work(p_incarnation int4) returns int4 language sql as 'select 0';
              delete from wh_schema_migration where name in ('0002_truncated_flushes', 'claim_work', 'find_flush',
-                'perform_maintenance', 'store_shard_messages')",
+                'perform_maintenance', 'store_shard_messages', 'claim_work_1', 'find_flush_1', 'store_shard_messages_1')",
         )
         .await
         .unwrap();
@@ -216,5 +216,5 @@ async fn an_installation_of_before_gets_the_functions_whose_answers_have_changed
     let sql = "select count(*) from pg_proc where pronamespace = to_regnamespace($1) and proname in
         ('claim_work', 'perform_maintenance')";
     let count: i64 = client.query_one(sql, &[&space.name.quoted()]).await.unwrap().get(0);
-    assert_eq!(count, 2, "one of each");
+    assert_eq!(count, 3, "one of each, and the signature of version 1 beside its successor");
 }

@@ -29,4 +29,6 @@ mod store_flush;
 mod store_kit;
 mod store_outbox_messages;
 mod store_settle;
+mod streamless;
 mod support;
+mod upgrade;

@@ -327,6 +327,15 @@ async fn maintenance_that_is_held_up_ends_by_itself_and_no_renewal_waits_for_it(
     assert!(matches!(&held_up, Err(StoreError::Transient { sqlstate, .. }) if sqlstate == "57014"), "{held_up:?}");
     assert_eq!(renewed, Renewed::Alive);
     assert!(renewed_after.as_millis() < 400, "it had a connection to itself: {renewed_after:?}");
+    // Whoever does not wait for it, because the process ends, leaves no statement behind beyond its limit.
+    let abandoned = owner.coordination.perform_maintenance(owner.incarnation, 400);
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(50), abandoned).await.is_err());
+    let watch = space.schema.client().await;
+    let sql =
+        format!("select count(*) from pg_stat_activity where query like '%{}%perform_maintenance%'", space.schema.name);
+    // One is this look itself.
+    let gone = || async { watch.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == 1 };
+    crate::support::eventually("its connection is closed", std::time::Duration::from_secs(10), gone).await;
     transaction.rollback().await.unwrap();
     maintain(&owner).await;
 }

@@ -5,6 +5,7 @@ use std::process::Command;
 use corelane::private_postgres::find;
 use corelane::seam::store::{Coordination, ReadPosition, Store};
 use corelane::store::grants;
+use corelane::store::sql::FUNCTIONS;
 use uuid::Uuid;
 
 use crate::dump::{program, run};
@@ -62,6 +63,22 @@ async fn a_dump_of_a_fresh_schema_is_the_golden_one() {
         );
     }
     assert_eq!(dump.lines().count(), golden.lines().count(), "CORELANE_UPDATE_GOLDEN=1 writes it anew");
+}
+
+#[test]
+fn every_function_says_what_goes_in_and_out_what_it_locks_and_costs() {
+    let mut wrong = Vec::new();
+    for file in FUNCTIONS {
+        let header: Vec<&str> = file.text.lines().take_while(|line| line.starts_with("--")).collect();
+        for word in ["in:", "out:", "locks:", "cost:"] {
+            // At a line's begin, or after the gap that stands between two short ones.
+            let says = |line: &&str| line[2..].trim_start().starts_with(word) || line.contains(&format!("    {word}"));
+            if !header.iter().any(says) {
+                wrong.push(format!("{}: no `{word}`", file.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[tokio::test]

@@ -36,8 +36,10 @@ async fn two_takers_share_without_waiting_or_doubling() {
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
     let members = a.coordination.members(a.incarnation).await.unwrap();
     assert_eq!((members.free, members.others.len()), (ALL.to_vec(), 1));
-    let (of_a, of_b) =
-        tokio::join!(a.coordination.take_partitions(a.incarnation, &ALL), b.coordination.take_partitions(b.incarnation, &ALL));
+    let (of_a, of_b) = tokio::join!(
+        a.coordination.take_partitions(a.incarnation, &ALL),
+        b.coordination.take_partitions(b.incarnation, &ALL)
+    );
     let mut all: Vec<u32> = [of_a, of_b]
         .into_iter()
         .flat_map(|taken| taken.unwrap().unwrap().held)

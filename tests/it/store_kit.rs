@@ -78,8 +78,7 @@ impl Space {
     /// A new incarnation that has taken what is free.
     pub async fn owner(&self, shards: u16) -> Owner {
         let coordination = PostgresCoordination::new(self.dial(), &self.name);
-        let (incarnation, count) =
-            coordination.register_instance(&registration("one", shards), 60_000).await.unwrap();
+        let (incarnation, count) = coordination.register_instance(&registration("one", shards), 60_000).await.unwrap();
         assert_eq!(count, PARTITIONS);
         let taken = coordination.take_partitions(incarnation, &ALL).await.unwrap().unwrap();
         let store = PostgresStore::new(self.dial(), &self.name);
@@ -234,7 +233,7 @@ impl Owner {
             partitions: &partitions,
             held: &self.held(),
         };
-        let reply = self.store.store_outbox_messages(&request).await?;
+        let reply = self.store.store_shard_messages(&request).await?;
         if let StoreReply::Stored(stored) = &reply {
             for (index, stream) in streams.iter().enumerate() {
                 let assumed = last[index].unwrap_or_default();

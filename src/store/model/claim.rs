@@ -16,7 +16,9 @@ use crate::batch::{DestinationId, Rows};
 use crate::ids::Incarnation;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
-use crate::seam::store::{ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, Release, StoreError};
+use crate::seam::store::{
+    ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, Release, StoreError,
+};
 
 struct Request {
     incarnation: Incarnation,

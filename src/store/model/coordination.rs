@@ -157,7 +157,8 @@ impl Coordination for ModelCoordination {
                 tx.pause().await?;
                 let now = tx.model.clock();
                 let database = tx.database();
-                let held = |number: i32| database.partitions.iter().filter(|of| of.owner == Some(number)).count() as u32;
+                let held =
+                    |number: i32| database.partitions.iter().filter(|of| of.owner == Some(number)).count() as u32;
                 let others = database
                     .instances
                     .iter()
@@ -173,7 +174,7 @@ impl Coordination for ModelCoordination {
                     .collect();
                 let all = database.partitions.iter().zip(0u32..);
                 let free = all.filter(|(of, _)| of.owner.is_none()).map(|(_, partition)| partition).collect();
-                Ok(Members { others, free })
+                Ok(Members { others, free, position: database.next_position })
             })
             .await;
         self.noted(answer)
@@ -184,21 +185,13 @@ impl Coordination for ModelCoordination {
         self.noted(answer)
     }
 
-    async fn take_partitions(
-        &self,
-        incarnation: Incarnation,
-        partitions: &[u32],
-    ) -> Result<Option<Taken>, StoreError> {
+    async fn take_partitions(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<Option<Taken>, StoreError> {
         let (number, wanted) = (incarnation.number, partitions.to_vec());
         let answer = self.model.call(move |tx| take(tx, number, wanted)).await;
         self.noted(answer)
     }
 
-    async fn release_partitions(
-        &self,
-        incarnation: Incarnation,
-        release: &Release,
-    ) -> Result<Option<i64>, StoreError> {
+    async fn release_partitions(&self, incarnation: Incarnation, release: &Release) -> Result<Option<i64>, StoreError> {
         let (number, release) = (incarnation.number, release.clone());
         let answer = self.model.call(move |tx| hand_over(tx, number, release)).await;
         self.noted(answer)
@@ -303,10 +296,8 @@ async fn take(tx: Tx, number: i32, wanted: Vec<u32>) -> Result<Option<Taken>, St
         let database = tx.database();
         let ownership = database.instances.get(&number).map_or(0, |of| of.ownership);
         let all = || database.partitions.iter().zip(0u32..);
-        let free: Vec<u32> = all()
-            .filter(|(of, at)| may_take && of.owner.is_none() && wanted.contains(at))
-            .map(|(_, at)| at)
-            .collect();
+        let free: Vec<u32> =
+            all().filter(|(of, at)| may_take && of.owner.is_none() && wanted.contains(at)).map(|(_, at)| at).collect();
         let held: Vec<HeldPartition> = all()
             .filter(|(of, at)| of.owner == Some(number) || free.contains(at))
             .map(|(of, at)| HeldPartition { partition: at, fence: of.fence + i64::from(of.owner.is_none()) })

@@ -14,6 +14,7 @@ use super::database::{Body, Committed, Database, Event, Flush, Log, Outbox, Refe
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::batch::{DestinationId, Rows};
+use crate::ids::lane_of_message;
 use crate::limits::STREAM_LOCKS_MAX;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
@@ -108,7 +109,7 @@ impl ModelStore {
 }
 
 impl Store for ModelStore {
-    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         let request = Request::of(request);
         self.model.call(|tx| store(tx, request)).await
     }
@@ -319,7 +320,7 @@ pub(super) async fn insert(tx: &Tx, body: &Body, xid: u64, segment: usize) -> Re
         tx.free_number(move |database| database.segments[segment].outbox.get(&key).map(|row| row.xid)).await
     };
     let free = free.map_err(|error| match (error, body.stream_id(0)) {
-        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: lane_id },
+        (StoreError::NumberTaken, None) => StoreError::DuplicateMessage { message_id: body.message_id[0] },
         (error, _) => error,
     })?;
     tx.wrote();
@@ -472,7 +473,7 @@ async fn find_duplicates(tx: Tx, wanted: Vec<Uuid>) -> Result<Vec<Uuid>, StoreEr
     let database = tx.database();
     let is_stored = |id: &Uuid| {
         let mut segments = database.segments.iter();
-        segments.any(|of| of.outbox.get(&(*id, 1)).is_some_and(|row| snapshot.contains(row.xid)))
+        segments.any(|of| of.outbox.get(&(lane_of_message(*id), 1)).is_some_and(|row| snapshot.contains(row.xid)))
     };
     Ok(wanted.into_iter().filter(is_stored).collect())
 }

@@ -202,6 +202,8 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
         },
         &[destination],
     );
+    // As it stands in the log: of a message without stream that version 1 has stored, its id itself.
+    rows.lane_id[index] = lane_id;
     rows.stream_seq[index] = stream_seq;
     rows.version[index] = version;
     Ok(())

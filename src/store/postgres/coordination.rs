@@ -98,14 +98,13 @@ struct Texts {
     maintenance: Sql,
 }
 
-impl PostgresCoordination {
-    /// Over an installed schema. The connection must be a direct one: a pooler would hand the session lock to
-    /// somebody else.
-    #[must_use]
-    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+impl Texts {
+    fn of(schema: &SchemaName) -> Self {
+        // Not whether the log is empty: a renewal waits for no lock on a table of messages.
+        let position = schema.render("pg_sequence_last_value('@schema@.wh_position')");
         let schema = schema.quoted();
         let sql = |slot, text: String| Sql { slot, text };
-        let sql = Texts {
+        Self {
             register: sql(
                 0,
                 format!("select number, partition_count from {schema}.register_instance($1, $2, $3, $4, $5, $6)"),
@@ -118,13 +117,17 @@ impl PostgresCoordination {
             renew: sql(2, format!("select {schema}.renew_lease($1, $2)")),
             members: sql(
                 3,
-                format!("select number, id, counter, expired, free, connected, owns, held from {schema}.members($1)"),
+                format!(
+                    "select number, id, counter, expired, free, connected, owns, held, {position} \
+                     from {schema}.members($1)"
+                ),
             ),
             renew_and_look: sql(
                 8,
                 format!(
                     "with renewed as materialized (select {schema}.renew_lease($1, $2) as alive) \
-                     select m.number, m.id, m.counter, m.expired, m.free, m.connected, m.owns, m.held, r.alive \
+                     select m.number, m.id, m.counter, m.expired, m.free, m.connected, m.owns, m.held, \
+                     {position}, r.alive \
                      from renewed r left join lateral {schema}.members($1) m on r.alive"
                 ),
             ),
@@ -138,24 +141,55 @@ impl PostgresCoordination {
                      from {schema}.perform_maintenance($1)"
                 ),
             ),
-        };
+        }
+    }
+}
+
+pub(super) fn statements(schema: &SchemaName) -> impl Iterator<Item = String> {
+    let Texts {
+        register,
+        hold,
+        listen,
+        wait,
+        announce,
+        release,
+        renew,
+        members,
+        renew_and_look,
+        mark_dead,
+        take,
+        deregister,
+        maintenance,
+    } = Texts::of(schema);
+    let membership = [register, hold, listen, wait, renew, members, renew_and_look, mark_dead, deregister];
+    let partitions = [take, release, announce, maintenance];
+    membership.into_iter().chain(partitions).map(|sql| sql.text)
+}
+
+impl PostgresCoordination {
+    /// Over an installed schema. The connection must be a direct one: a pooler would hand the session lock to
+    /// somebody else.
+    #[must_use]
+    pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let (line, upkeep) = (Line::new(connect.clone(), schema), Line::new(connect.clone(), schema));
+        let vigil = Line::new(connect, schema);
         Self {
-            line: Line::new(connect.clone()),
-            upkeep: Line::new(connect.clone()),
+            line,
+            upkeep,
             upkeep_limit_ms: Cell::new(0),
-            vigil: Line::new(connect),
+            vigil,
             vigil_limit_ms: Cell::new(0),
             registered: Cell::new(None),
             holds: Cell::new(false),
             ear: None,
-            sql,
+            sql: Texts::of(schema),
         }
     }
 
     /// The same; it listens. `connect` gives its connections, and what they hear to the ear.
     #[must_use]
-    pub fn listening(mut self, connect: Rc<dyn Connect>, ear: Ear) -> Self {
-        self.line = Line::new(connect);
+    pub fn listening(mut self, connect: Rc<dyn Connect>, schema: &SchemaName, ear: Ear) -> Self {
+        self.line = Line::new(connect, schema);
         self.ear = Some(ear);
         self
     }
@@ -174,9 +208,16 @@ impl PostgresCoordination {
             }
         }
         if let (Some(number), false) = (self.registered.get(), self.holds.get()) {
-            let statement = call.connection.prepare(&self.sql.hold).await?;
-            let row = call.connection.client.query_one(&statement, &[&number]).await?;
-            self.holds.set(row.try_get(0)?);
+            let held = async {
+                let statement = call.connection.prepare(&self.sql.hold).await?;
+                let row = call.connection.client.query_one(&statement, &[&number]).await?;
+                Ok(row.try_get(0)?)
+            }
+            .await;
+            match held {
+                Ok(held) => self.holds.set(held),
+                Err(error) => return call.end(Err(error)).await,
+            }
         }
         Ok(call)
     }
@@ -213,23 +254,27 @@ impl PostgresCoordination {
             Ok(rows.iter().map(decode).collect::<Result<Vec<_>, _>>()?)
         }
         .await;
-        call.end(result)
+        call.end(result).await
     }
 }
 
-/// A row of `members`: the partitions that are free, and another incarnation, if there is one.
-fn member(row: &tokio_postgres::Row) -> Result<(Vec<i32>, Option<Member>), tokio_postgres::Error> {
-    let free = row.try_get(4)?;
-    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((free, None)) };
+/// What every row of `members` says alike: the partitions that are free, and the last position.
+type Common = (Vec<i32>, i64);
+
+/// A row of `members`, with another incarnation, if there is one.
+fn member(row: &tokio_postgres::Row) -> Result<(Common, Option<Member>), tokio_postgres::Error> {
+    let common = (row.try_get(4)?, row.try_get::<_, Option<i64>>(8)?.unwrap_or(0));
+    let Some(number) = row.try_get::<_, Option<i32>>(0)? else { return Ok((common, None)) };
     let incarnation = Incarnation { number, id: row.try_get(1)? };
     let (counter, expired, connected) = (row.try_get(2)?, row.try_get(3)?, row.try_get(5)?);
     let (owns, held) = (row.try_get(6)?, row.try_get::<_, i32>(7)? as u32);
-    Ok((free, Some(Member { incarnation, counter, expired, connected, owns, held })))
+    Ok((common, Some(Member { incarnation, counter, expired, connected, owns, held })))
 }
 
-fn members_of(rows: Vec<(Vec<i32>, Option<Member>)>) -> Members {
-    let free = rows.first().map(|(free, _)| free.iter().map(|partition| *partition as u32).collect());
-    Members { others: rows.into_iter().filter_map(|(_, member)| member).collect(), free: free.unwrap_or_default() }
+fn members_of(rows: Vec<(Common, Option<Member>)>) -> Members {
+    let (free, position) = rows.first().map(|(common, _)| common.clone()).unwrap_or_default();
+    let others = rows.into_iter().filter_map(|(_, member)| member).collect();
+    Members { others, free: free.into_iter().map(|partition| partition as u32).collect(), position }
 }
 
 async fn one<T>(
@@ -244,7 +289,7 @@ async fn one<T>(
         Ok(decode(&row)?)
     }
     .await;
-    call.end(result)
+    call.end(result).await
 }
 
 impl Coordination for PostgresCoordination {
@@ -284,7 +329,7 @@ impl Coordination for PostgresCoordination {
         let lease_ms = lease_ms as i64;
         let rows = self
             .many(&self.sql.renew_and_look, &[&incarnation.number, &lease_ms], |row| {
-                Ok(if row.try_get(8)? { Some(member(row)?) } else { None })
+                Ok(if row.try_get(9)? { Some(member(row)?) } else { None })
             })
             .await?;
         Ok(rows.into_iter().collect::<Option<Vec<_>>>().map(members_of))
@@ -294,11 +339,7 @@ impl Coordination for PostgresCoordination {
         self.one(&self.sql.mark_dead, &[&dead.incarnation.number, &dead.counter, &early], |row| row.try_get(0)).await
     }
 
-    async fn take_partitions(
-        &self,
-        incarnation: Incarnation,
-        partitions: &[u32],
-    ) -> Result<Option<Taken>, StoreError> {
+    async fn take_partitions(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<Option<Taken>, StoreError> {
         let wanted: Vec<i32> = partitions.iter().map(|partition| *partition as i32).collect();
         let taken = self
             .many(&self.sql.take, &[&incarnation.number, &wanted], |row| {
@@ -315,11 +356,7 @@ impl Coordination for PostgresCoordination {
         Ok(taken.into_iter().next())
     }
 
-    async fn release_partitions(
-        &self,
-        incarnation: Incarnation,
-        release: &Release,
-    ) -> Result<Option<i64>, StoreError> {
+    async fn release_partitions(&self, incarnation: Incarnation, release: &Release) -> Result<Option<i64>, StoreError> {
         let epoch = release.epoch.map(|epoch| epoch.0);
         let (partitions, resolved) = columns::of_resolved(&release.partitions);
         let parameters: [&(dyn ToSql + Sync); 4] = [&incarnation.number, &epoch, &partitions, &resolved];

@@ -30,6 +30,8 @@ use crate::seam::store::{
 };
 use crate::store::connect::Connect;
 use crate::store::schema_name::SchemaName;
+use crate::store::sql::SCHEMA_VERSION;
+use crate::store::sqlstate::is_missing_object;
 
 /// A statement of the engine and its place in a connection's cache.
 #[derive(Clone, Debug)]
@@ -60,6 +62,8 @@ impl Connection {
 struct Line {
     connect: Rc<dyn Connect>,
     connection: RefCell<Option<Rc<Connection>>>,
+    /// Asks for the installed schema's version.
+    version_sql: String,
 }
 
 /// A call under way: unless it ends, the line loses its connection.
@@ -71,7 +75,15 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// The server has answered: the connection is good, unless the answer says otherwise.
-    fn end<T>(mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    async fn end<T>(mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        let result = match result {
+            Err(StoreError::Refused { sqlstate, text }) if is_missing_object(&sqlstate) => {
+                let row = self.connection.client.query_one(&self.line.version_sql, &[]).await;
+                let installed = row.and_then(|row| row.try_get(0)).ok().flatten();
+                Err(StoreError::SchemaChanged { installed, wanted: SCHEMA_VERSION, sqlstate, text })
+            }
+            result => result,
+        };
         self.ended = !self.connection.client.is_closed()
             && !matches!(result, Err(StoreError::ConnectionLost(_) | StoreError::Denied { .. }))
             && !is_read_only(&result);
@@ -96,8 +108,9 @@ impl Drop for Call<'_> {
 }
 
 impl Line {
-    fn new(connect: Rc<dyn Connect>) -> Self {
-        Self { connect, connection: RefCell::new(None) }
+    fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let version_sql = format!("select max(schema_version) from {schema}.wh_schema_migration");
+        Self { connect, connection: RefCell::new(None), version_sql }
     }
 
     /// Begins a call; answers whether the connection is a new one as well.
@@ -138,8 +151,15 @@ impl PostgresStore {
     /// A store over an installed schema. Nothing is dialled yet.
     #[must_use]
     pub fn new(connect: Rc<dyn Connect>, schema: &SchemaName) -> Self {
+        let (writing, reading) = (Line::new(connect.clone(), schema), Line::new(connect, schema));
+        Self { writing, reading, sql: Texts::of(schema) }
+    }
+}
+
+impl Texts {
+    fn of(schema: &SchemaName) -> Self {
         let schema = schema.quoted();
-        let sql = Texts {
+        Self {
             store: store::store_sql(schema),
             find_flush: store::find_flush_sql(schema),
             find_duplicates: store::find_duplicates_sql(schema),
@@ -149,16 +169,25 @@ impl PostgresStore {
             release_scheduled: claim::release_scheduled_sql(schema),
             load: claim::load_sql(schema),
             keep: claim::keep_sql(schema),
-        };
-        Self { writing: Line::new(connect.clone()), reading: Line::new(connect), sql }
+        }
     }
 }
 
+/// Every statement that shards and lease keeper send: what a schema has to answer for as long as a program of this
+/// version may run on it (see `store::sql`).
+#[must_use]
+pub fn statements(schema: &SchemaName) -> Vec<String> {
+    let Texts { store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep } =
+        Texts::of(schema);
+    let shards = [store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep];
+    shards.into_iter().map(|sql| sql.text).chain(coordination::statements(schema)).collect()
+}
+
 impl Store for PostgresStore {
-    async fn store_outbox_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
+    async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         let (call, _) = self.writing.call().await?;
         let result = store::store(&call.connection, &self.sql.store, request).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn find_flush(
@@ -171,25 +200,25 @@ impl Store for PostgresStore {
         let (call, _) = self.writing.call().await?;
         let sql = &self.sql.find_flush;
         let result = store::find_flush(&call.connection, sql, origin, stream_id, stream_rows, since).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn find_duplicates(&self, message_id: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let (call, _) = self.writing.call().await?;
         let result = store::find_duplicates(&call.connection, &self.sql.find_duplicates, message_id).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn settle(&self, incarnation: Incarnation, request: &SettleRequest) -> Result<SettleReply, StoreError> {
         let (call, _) = self.writing.call().await?;
         let result = settle::settle(&call.connection, &self.sql.settle, incarnation, request).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn claim_work(&self, request: &ClaimRequest<'_>) -> Result<ClaimReply, StoreError> {
         let (call, _) = self.reading.call().await?;
         let result = claim::claim_work(&call.connection, &self.sql.claim, request).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn claim_parked(
@@ -202,7 +231,7 @@ impl Store for PostgresStore {
         let (call, _) = self.reading.call().await?;
         let result =
             claim::claim_parked(&call.connection, &self.sql.claim_parked, lane_id, destination, rows_max).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn release_scheduled(
@@ -214,18 +243,18 @@ impl Store for PostgresStore {
         let (call, _) = self.reading.call().await?;
         let sql = &self.sql.release_scheduled;
         let result = claim::release_scheduled(&call.connection, sql, incarnation, partitions, rows_max).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn keep_resolved(&self, incarnation: Incarnation, kept: &Release) -> Result<(), StoreError> {
         let (call, _) = self.reading.call().await?;
         let result = claim::keep(&call.connection, &self.sql.keep, incarnation, kept).await;
-        call.end(result)
+        call.end(result).await
     }
 
     async fn load(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<LoadReply, StoreError> {
         let (call, _) = self.reading.call().await?;
         let result = claim::load(&call.connection, &self.sql.load, incarnation, partitions).await;
-        call.end(result)
+        call.end(result).await
     }
 }

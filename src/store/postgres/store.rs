@@ -185,15 +185,15 @@ pub(super) async fn store(
 
 /// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
 fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
-    // Scheduled ones get their numbers when they are due.
-    let is_such = |rows: &Rows, row: usize| rows.stream_id(row).is_none() && !rows.is_scheduled(row);
-    let has_no_stream = |id: &Uuid| {
-        request
-            .batches
-            .iter()
-            .any(|rows| rows.lane_id.iter().enumerate().any(|(row, lane)| lane == id && is_such(rows, row)))
+    // No stream has the lane of a message without one (`ids::lane_of_message`). Scheduled ones get their numbers when
+    // they are due.
+    let message_of = |lane: Uuid| {
+        let is_such = |rows: &Rows, row: usize| rows.stream_id(row).is_none() && !rows.is_scheduled(row);
+        let row_of =
+            |rows: &Rows| rows.lane_id.iter().enumerate().position(|(row, of)| *of == lane && is_such(rows, row));
+        request.batches.iter().find_map(|rows| row_of(rows).map(|row| rows.message_id[row]))
     };
-    match taken_lane(error).filter(has_no_stream) {
+    match taken_lane(error).and_then(message_of) {
         Some(message_id) => StoreError::DuplicateMessage { message_id },
         None => StoreError::from_postgres(error),
     }
