@@ -230,6 +230,7 @@ pub enum FaultChoice {
     BackendKill,
     ServerRestart,
     EngineKill,
+    EngineStall,
     ForeignSql,
     Enlisted,
     LowerXid,

@@ -335,7 +335,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             },
         };
         state.fed_meanwhile.clear();
-        let stored_for_others = columns.partitions.iter().any(|partition| !state.holds(*partition as u32));
+        let stored_for_others = columns.partitions.iter().any(|partition| !state.holds(*partition));
         state.note_memory();
         drop(guard);
         self.publish_signal.raise();

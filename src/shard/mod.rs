@@ -39,6 +39,7 @@ mod tend_tests;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod tend_town;
+mod upkeep;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};

@@ -23,6 +23,7 @@ use futures_util::future::{Either, LocalBoxFuture, select};
 use uuid::Uuid;
 
 use super::handover::Leaving;
+use super::upkeep::Upkeep;
 use super::{Control, LeaseCell, OthersBell};
 use crate::ids::Incarnation;
 use crate::plan::assign::{self, Claimant};
@@ -37,10 +38,6 @@ const RETRY_MS: u64 = 250;
 const HEARD_MS: u64 = 20;
 /// How often the others are told at most that something was stored for them.
 const ANNOUNCE_MS: u64 = 20;
-/// How often maintenance is done while something stands in the log, and when it has failed.
-const MAINTENANCE_MS: u64 = 5_000;
-/// How often it is done when there was nothing to do, until a look shows that somebody has stored.
-const MAINTENANCE_IDLE_MS: u64 = 60_000;
 
 /// What the keeper is made of.
 pub struct Keeper<R, C, F> {
@@ -87,6 +84,8 @@ pub(super) struct Standing {
     neighbour: Option<Member>,
     /// When the others may be told again.
     announce_at: Tick,
+    /// When the neighbour's end may be waited for again.
+    vigil_at: Tick,
 }
 
 /// Why the keeper woke.
@@ -111,6 +110,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             leaving: None,
             neighbour: None,
             announce_at: Tick(0),
+            vigil_at: Tick(0),
         };
         let mut waiting: Option<(Incarnation, LocalBoxFuture<'_, Result<bool, StoreError>>)> = None;
         let mut upkeep = Upkeep::from(self.runtime.now());
@@ -177,11 +177,6 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
             }
             let until = until.unwrap_or_else(|| self.runtime.now().plus_ms(pause_ms));
-            if waiting.as_ref().map(|(who, _)| *who) != of.neighbour.map(|of| of.incarnation) {
-                waiting = of.neighbour.map(|member| {
-                    (member.incarnation, self.coordination.wait_for_end(member, self.times.ttl_ms() / 2).boxed_local())
-                });
-            }
             let look_again = self.rest(&mut of, &mut waiting, until, &stop).await;
             // One that others wake all the time still looks no more often than this.
             self.runtime.sleep_until(begun.plus_ms(look_again)).await;
@@ -198,6 +193,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         stop: &impl Stop,
     ) -> u64 {
         loop {
+            if waiting.as_ref().map(|(who, _)| *who) != of.neighbour.map(|of| of.incarnation) {
+                *waiting =
+                    of.neighbour.map(|member| (member.incarnation, self.vigil(member, of.vigil_at).boxed_local()));
+            }
             let woken = {
                 let announce_at = of.announce_at;
                 let sleep = self.runtime.sleep_until(until).map(|()| Woken::Time);
@@ -251,9 +250,12 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
                 Woken::NeighbourEnded(ended) => {
                     *waiting = None;
+                    // At once after its time limit. Otherwise not: whoever is still there at the next look (it has
+                    // connected again, or nobody can be waited for) is not asked at full speed.
+                    let pause_ms = if matches!(ended, Ok(false)) { 0 } else { RETRY_MS };
+                    of.vigil_at = self.runtime.now().plus_ms(pause_ms);
                     match ended {
                         Ok(true) => return 0,
-                        // Its time limit; the next look begins another wait.
                         Ok(false) => {}
                         Err(error) => tracing::debug!(%error, "the wait for a member's end has ended"),
                     }
@@ -265,6 +267,12 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
             }
         }
+    }
+
+    /// Waits for the end of a member's connection, from a moment on.
+    async fn vigil(&self, member: Member, from: Tick) -> Result<bool, StoreError> {
+        self.runtime.sleep_until(from).await;
+        self.coordination.wait_for_end(member, self.times.ttl_ms() / 2).await
     }
 
     /// Nothing is held any more, and nothing may start.
@@ -383,7 +391,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         self.within_ms(self.times.ttl_ms() / 2, call).await
     }
 
-    async fn within_ms<T>(
+    pub(super) async fn within_ms<T>(
         &self,
         limit_ms: u64,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -395,39 +403,6 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             futures_util::future::Either::Right(_) => {
                 Err(StoreError::ConnectionLost(format!("no answer within {limit_ms} ms")))
             }
-        }
-    }
-
-    /// Steps of maintenance, for as long as they get on and half their time limit; notes when to come again.
-    async fn maintain(&self, incarnation: Incarnation, upkeep: &mut Upkeep) {
-        let limit_ms = self.times.upkeep_limit_ms();
-        let enough = self.runtime.now().plus_ms(limit_ms / 2);
-        loop {
-            // The server gives it up by itself; this is for one that does not answer.
-            let step = self.coordination.perform_maintenance(incarnation, limit_ms);
-            let idle = match self.within_ms(limit_ms + limit_ms / 4, step).await {
-                Ok(done) => {
-                    if let Some(pid) = done.blocked_by
-                        && upkeep.blocked_by != Some(pid)
-                    {
-                        tracing::warn!(pid, "a log segment cannot be truncated: this backend holds a lock on it");
-                    }
-                    upkeep.blocked_by = done.blocked_by;
-                    tracing::debug!(?done, "maintenance");
-                    if done.more && self.runtime.now() < enough {
-                        continue;
-                    }
-                    !done.work_left
-                }
-                Err(error) => {
-                    match error {
-                        StoreError::SchemaChanged { .. } => self.lease.stand_down(&error),
-                        error => tracing::warn!(%error, "maintenance: trying again"),
-                    }
-                    false
-                }
-            };
-            return upkeep.done(idle, self.runtime.now());
         }
     }
 
@@ -461,37 +436,4 @@ enum Step {
     /// With the last position that anybody has drawn, if it was looked at.
     Alive(Option<i64>),
     Dead,
-}
-
-/// When maintenance comes.
-struct Upkeep {
-    due: Tick,
-    /// When it comes if there is something to do.
-    soon: Tick,
-    /// The last position that was seen drawn, and the one that was when there was nothing to do.
-    position: Option<i64>,
-    idle_at: Option<i64>,
-    /// Who was last said to hold a segment.
-    blocked_by: Option<i32>,
-}
-
-impl Upkeep {
-    fn from(now: Tick) -> Self {
-        let soon = now.plus_ms(MAINTENANCE_MS);
-        Self { due: soon, soon, position: None, idle_at: None, blocked_by: None }
-    }
-
-    /// A look at the database: has anybody stored since there was nothing to do?
-    fn seen(&mut self, position: Option<i64>) {
-        self.position = position;
-        if self.idle_at.is_some() && self.idle_at != position {
-            self.due = self.due.min(self.soon);
-        }
-    }
-
-    fn done(&mut self, idle: bool, now: Tick) {
-        self.soon = now.plus_ms(MAINTENANCE_MS);
-        self.due = if idle { now.plus_ms(MAINTENANCE_IDLE_MS) } else { self.soon };
-        self.idle_at = self.position.filter(|_| idle);
-    }
 }

@@ -20,14 +20,14 @@ use crate::cli::FaultChoice;
 use crate::failure::{Failure, Result};
 use crate::sink::frames::Mode;
 use crate::sink::socket_transport::SinkControl;
-use crate::target::Target;
+use crate::target::{Target, quoted};
 
 /// How far back what was acknowledged may be forgotten: a cursor is written every 50 ms and commits
 /// asynchronously (at most three times the WAL writer's 200 ms), and under these loads both may be late.
 pub const WINDOW: Duration = Duration::from_millis(1_500);
 
 /// What is broken by a step. Foreign writers run all the time and are no steps.
-pub const STEPS: [FaultChoice; 9] = [
+pub const STEPS: [FaultChoice; 10] = [
     FaultChoice::Refuse,
     FaultChoice::Late,
     FaultChoice::Unknown,
@@ -37,6 +37,7 @@ pub const STEPS: [FaultChoice; 9] = [
     FaultChoice::BackendKill,
     FaultChoice::ServerRestart,
     FaultChoice::EngineKill,
+    FaultChoice::EngineStall,
 ];
 
 /// Writers.
@@ -109,8 +110,10 @@ pub struct Scene {
     pub sink: SinkControl,
     /// Its process.
     pub sink_process: Process,
-    /// The engine's process.
-    pub engine: Process,
+    /// The engines' processes.
+    pub engines: Vec<Process>,
+    /// After each kill beside others: until every partition had a living owner again.
+    pub take_overs: Vec<Duration>,
     /// Samples of the journal's length: when, how many.
     pub timeline: Vec<(Instant, u64)>,
     /// What was done.
@@ -193,7 +196,8 @@ impl Scene {
             }
             FaultChoice::Cut => {
                 self.cut_connections().await?;
-                false
+                // Whose connection has ended may be followed while it lives; both then publish what was not written.
+                self.engines.len() > 1
             }
             FaultChoice::CommitCut => {
                 let Some(proxy) = self.proxy.clone() else { return Ok(()) };
@@ -204,7 +208,7 @@ impl Scene {
                 while proxy.cuts() == before && Instant::now() < deadline {
                     self.watch_for(Duration::from_millis(20)).await;
                 }
-                false
+                self.engines.len() > 1
             }
             FaultChoice::BackendKill => {
                 self.kill_backend().await?;
@@ -217,12 +221,28 @@ impl Scene {
                 true
             }
             FaultChoice::EngineKill => {
-                self.engine.kill().await;
+                let at = self.random.random_range(0..self.engines.len());
+                let before = self.living().await?;
+                self.engines[at].kill().await;
                 // What the dead one had accepted is all that can come again.
                 self.sample().await;
                 accepted_to = self.accepted();
-                self.engine.start_again()?;
-                self.engine.await_line("started", Duration::from_secs(25)).await?;
+                if self.engines.len() > 1 {
+                    self.await_take_over(start, &before).await?;
+                }
+                self.engines[at].start_again()?;
+                self.engines[at].await_line("started", Duration::from_secs(25)).await?;
+                true
+            }
+            FaultChoice::EngineStall => {
+                let at = self.random.random_range(0..self.engines.len());
+                // Beyond the lease of ten seconds only where somebody else can go on.
+                let long = self.engines.len() > 1 && self.random.random_bool(0.3);
+                let ms = if long { 11_000..14_000 } else { 200..2_000 };
+                let time = Duration::from_millis(self.random.random_range(ms));
+                self.engines[at].stall(true);
+                self.watch_for(time).await;
+                self.engines[at].stall(false);
                 true
             }
             _ => false,
@@ -253,8 +273,8 @@ impl Scene {
         let before = self.sample().await;
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
-            if let Some(status) = self.engine.ended() {
-                return Err(Failure::TimedOut(format!("the engine's process ended by itself: {status}")));
+            if let Some(status) = self.engines.iter_mut().find_map(Process::ended) {
+                return Err(Failure::TimedOut(format!("an engine's process ended by itself: {status}")));
             }
             if self.sample().await > before {
                 return Ok(());
@@ -267,6 +287,32 @@ impl Scene {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Incarnations that are not known to be dead, and own partitions.
+    async fn living(&self) -> Result<Vec<i32>> {
+        let sql = "select number from @.wh_instance i where state = 0 \
+             and exists (select from @.wh_partition p where p.owner = i.number)";
+        let client = self.target.connect().await?;
+        let rows = client.query(&sql.replace('@', &quoted(&self.schema)), &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Waits until one of these is dead and every partition is owned by a living one, and notes how long that took.
+    async fn await_take_over(&mut self, since: Instant, before: &[i32]) -> Result<()> {
+        let sql = "select exists (select from @.wh_instance where number = any ($1) and state <> 0) \
+             and not exists (select from @.wh_partition p left join @.wh_instance i on i.number = p.owner and i.state = 0 \
+                 where i.number is null)";
+        let client = self.target.connect().await?;
+        let sql = client.prepare(&sql.replace('@', &quoted(&self.schema))).await?;
+        while since.elapsed() < Duration::from_secs(20) {
+            if client.query_one(&sql, &[&before]).await?.get(0) {
+                self.take_overs.push(since.elapsed());
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Err(Failure::TimedOut("a killed engine's partitions were not taken over within 20 s".into()))
     }
 
     async fn await_sink(&mut self) -> Result<()> {

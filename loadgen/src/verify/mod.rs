@@ -71,13 +71,20 @@ pub async fn verify(args: &VerifyArgs) -> Result<Outcome> {
     let directory = tempfile::Builder::new().prefix("loadgen-").tempdir().map_err(Failure::io("a directory"))?;
     let seed = args.seed.unwrap_or_else(|| Uuid::new_v4().as_u128() as u64);
     let names: Vec<String> = chosen.iter().map(|fault| faults::name(*fault)).collect();
-    println!("verify: {} s, seed {seed}, faults {}", duration.as_secs(), names.join(","));
+    let (seconds, instances) = (duration.as_secs(), scenario.instances);
+    println!("verify: {seconds} s, {instances} instances, seed {seed}, faults {}", names.join(","));
     let stage = Stage { target: &target, schema: &schema, directory: directory.path(), chosen: &chosen, seed };
     let outcome = stage.play(args, &scenario, duration).await;
     let settings = settings(&target).await?;
     target.drop_schema(&schema).await?;
-    let (verdict, incidents, copies_max, commits) = outcome?;
+    let Played { verdict, incidents, copies_max, commits, take_overs } = outcome?;
     show(&verdict, copies_max, incidents.len());
+    let mut take_over_ms: Vec<f64> = take_overs.iter().map(|time| time.as_secs_f64() * 1000.0).collect();
+    take_over_ms.sort_by(f64::total_cmp);
+    if let Some(longest) = take_over_ms.last() {
+        let (count, median) = (take_over_ms.len(), take_over_ms[take_over_ms.len() / 2]);
+        println!("  {:40} {count}, median {median:.0} ms, at most {longest:.0} ms", "killed engines taken over");
+    }
     let broken = verdict.broken(copies_max);
     let mut json = Map::new();
     report::put(&mut json, "scenario", "verify");
@@ -87,6 +94,8 @@ pub async fn verify(args: &VerifyArgs) -> Result<Outcome> {
     if let Ok(serde_json::Value::Object(findings)) = serde_json::to_value(verdict) {
         json.extend(findings);
     }
+    report::put(&mut json, "instances", scenario.instances);
+    report::put(&mut json, "take_over_ms", take_over_ms);
     report::put(&mut json, "copies_max", copies_max);
     report::put(&mut json, "foreign_commits", commits);
     report::put(&mut json, "incidents", incidents);
@@ -110,6 +119,15 @@ fn show(verdict: &Verdict, copies_max: u64, incidents: usize) {
     println!("  {:40} {} (at most {copies_max}; {after} after an unknown answer)", "copies", verdict.copies);
 }
 
+/// What came of it.
+struct Played {
+    verdict: Verdict,
+    incidents: Vec<faults::Incident>,
+    copies_max: u64,
+    commits: u64,
+    take_overs: Vec<Duration>,
+}
+
 struct Stage<'a> {
     target: &'a Arc<Target>,
     schema: &'a str,
@@ -119,12 +137,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    async fn play(
-        &self,
-        args: &VerifyArgs,
-        scenario: &Scenario,
-        duration: Duration,
-    ) -> Result<(Verdict, Vec<faults::Incident>, u64, u64)> {
+    async fn play(&self, args: &VerifyArgs, scenario: &Scenario, duration: Duration) -> Result<Played> {
         engine_side::install(self.target, self.schema).await?;
         let setup = self.target.connect().await?;
         setup.batch_execute(&format!("create table {}.loadgen_elsewhere (value int8)", quoted(self.schema))).await?;
@@ -136,20 +149,25 @@ impl Stage<'_> {
         };
         let sink = SinkControl { socket: self.directory.join("sink") };
         let sink_process = self.start_sink()?;
-        let engine = self.start_engine(args, scenario, family, proxy.as_ref())?;
+        let engines: Vec<Process> = (0..scenario.instances)
+            .map(|index| self.start_engine(args, scenario, family, proxy.as_ref(), index))
+            .collect::<Result<_>>()?;
         let mut scene = Scene {
             target: self.target.clone(),
             schema: self.schema.to_owned(),
             proxy,
             sink,
             sink_process,
-            engine,
+            engines,
+            take_overs: Vec::new(),
             timeline: Vec::new(),
             incidents: Vec::new(),
             random: StdRng::seed_from_u64(self.seed),
             began: Instant::now(),
         };
-        scene.engine.await_line("started", Duration::from_secs(20)).await?;
+        for engine in &mut scene.engines {
+            engine.await_line("started", Duration::from_secs(20)).await?;
+        }
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let stop = Arc::new(AtomicBool::new(false));
         let writers = self.start_writers(family, &stop, &acknowledged);
@@ -168,13 +186,18 @@ impl Stage<'_> {
             commits += writer.await.unwrap_or(0);
         }
         played?;
-        scene.engine.order("quiet", "quiet", Duration::from_secs(40)).await?;
+        for engine in &mut scene.engines {
+            engine.order("quiet", "quiet", Duration::from_secs(40)).await?;
+        }
         self.await_silence(&mut scene, family, &acknowledged).await?;
-        scene.engine.order("stop", "stopped", Duration::from_secs(20)).await?;
+        for engine in &mut scene.engines {
+            engine.order("stop", "stopped", Duration::from_secs(20)).await?;
+        }
         let (_, unknown) = scene.sink.count().await?;
         let copies_max = unknown + scene.incidents.iter().map(|incident| incident.copies_max).sum::<u64>();
-        let evidence = self.evidence(family, &acknowledged).await?;
-        Ok((judge(&evidence), scene.incidents, copies_max, commits))
+        let evidence = self.evidence(family, &acknowledged, scene.engines.len()).await?;
+        let verdict = judge(&evidence);
+        Ok(Played { verdict, incidents: scene.incidents, copies_max, commits, take_overs: scene.take_overs })
     }
 
     fn start_sink(&self) -> Result<Process> {
@@ -189,6 +212,7 @@ impl Stage<'_> {
         scenario: &Scenario,
         family: StreamFamily,
         proxy: Option<&Proxy>,
+        index: usize,
     ) -> Result<Process> {
         let path = |name: &str| self.directory.join(name).display().to_string();
         let url = proxy.map_or_else(|| self.target.url().to_owned(), Proxy::url);
@@ -197,7 +221,7 @@ impl Stage<'_> {
         let batch = scenario.batch.min(20).to_string();
         let callers = scenario.callers.clamp(3, 16).to_string();
         for (option, value) in [
-            ("--acknowledged", path("acknowledged")),
+            ("--acknowledged", path(&format!("acknowledged-{index}"))),
             ("--family", family.stream(0).to_string()),
             ("--streams", scenario.streams.min(STREAMS).to_string()),
             ("--callers", callers),
@@ -265,7 +289,9 @@ impl Stage<'_> {
                 last = (count, Instant::now());
             }
             let silent = last.1.elapsed() > QUIET;
-            if silent && (judge(&self.evidence(family, acknowledged).await?).lost == 0 || last.1.elapsed() > QUIET * 5)
+            if silent
+                && (judge(&self.evidence(family, acknowledged, scene.engines.len()).await?).lost == 0
+                    || last.1.elapsed() > QUIET * 5)
             {
                 return Ok(());
             }
@@ -276,21 +302,28 @@ impl Stage<'_> {
         }
     }
 
-    async fn evidence(&self, family: StreamFamily, acknowledged: &Arc<Mutex<Vec<Stored>>>) -> Result<Evidence> {
+    async fn evidence(
+        &self,
+        family: StreamFamily,
+        acknowledged: &Arc<Mutex<Vec<Stored>>>,
+        engines: usize,
+    ) -> Result<Evidence> {
         let client = self.target.connect().await?;
         let events = "select message_id, stream_id, stream_seq, version, payload from @.wh_event_store";
         let outbox =
             "select message_id, stream_id, stream_seq, 0::int8, payload from @.wh_outbox where stream_id is not null";
         let mut told = acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let noted = self.directory.join("acknowledged");
-        if noted.exists() {
-            told.extend(journal::read(&noted)?.into_iter().map(|entry| Stored {
-                message_id: entry.message.message_id,
-                stream_id: entry.message.stream_id,
-                stream_seq: entry.message.stream_seq,
-                version: entry.message.version,
-                payload_hash: entry.message.payload_hash,
-            }));
+        for index in 0..engines {
+            let noted = self.directory.join(format!("acknowledged-{index}"));
+            if noted.exists() {
+                told.extend(journal::read(&noted)?.into_iter().map(|entry| Stored {
+                    message_id: entry.message.message_id,
+                    stream_id: entry.message.stream_id,
+                    stream_seq: entry.message.stream_seq,
+                    version: entry.message.version,
+                    payload_hash: entry.message.payload_hash,
+                }));
+            }
         }
         let destination = hash_of(DESTINATION.as_bytes());
         let mut all = journal::read(&self.directory.join("journal"))?;

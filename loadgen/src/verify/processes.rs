@@ -76,6 +76,14 @@ impl Process {
         }
     }
 
+    /// Stops it where it is (`true`), or lets it go on.
+    pub fn stall(&mut self, stops: bool) {
+        let Some(pid) = self.running.as_ref().and_then(|running| running.child.id()) else { return };
+        let signal = if stops { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: a child of ours that has not been waited for; its number is still its own.
+        unsafe { libc::kill(pid as i32, signal) };
+    }
+
     /// Whether it has ended by itself, with what.
     pub fn ended(&mut self) -> Option<String> {
         let running = self.running.as_mut()?;
