@@ -26,6 +26,8 @@ pub enum Mutant {
     NumberGivenAgain,
     /// The claim goes on while memory is full.
     ClaimWithoutBound,
+    /// A partition handed over with all that was read, open messages too.
+    OpenHandedOver,
 }
 
 #[cfg(feature = "mutants")]

@@ -21,6 +21,7 @@ use super::settle::SettleQueue;
 use super::state::State;
 use crate::ids::Incarnation;
 use crate::plan::lanes::{LaneState, Source};
+use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
@@ -317,8 +318,10 @@ impl State {
         let read = &self.reader.read;
         let resolved = |partition: u32| {
             let mut listed = read.listed().to_vec();
-            listed.extend(&anywhere);
-            listed.extend(open.get(&partition).into_iter().flatten());
+            if !mutants::active(Mutant::OpenHandedOver) {
+                listed.extend(&anywhere);
+                listed.extend(open.get(&partition).into_iter().flatten());
+            }
             let exact = Snapshot::new(read.xmax(), listed);
             match self.bases.binary_search_by_key(&partition, |(of, _)| *of) {
                 Ok(index) => exact.union(&self.bases[index].1),

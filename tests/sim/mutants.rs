@@ -71,6 +71,17 @@ fn scenario(seed: u64, mutant: Mutant) -> Scenario {
         Mutant::BlindResend | Mutant::LookUpWithoutLocks => {
             Scenario { faults: Faults { cut_per_mille: 100, ..Faults::default() }, ..calm }
         }
+        // A transport that is slow, so that messages stand in lanes when their partitions leave.
+        Mutant::OpenHandedOver => Scenario {
+            processes: 2,
+            shards: 1,
+            partition_count: 8,
+            messages: 600,
+            run_ms: 8_000,
+            manners: Manners { slow: 400, ..Manners::default() },
+            faults: Faults { leave: 10, add: 10, ..Faults::default() },
+            ..calm
+        },
         // A destination that is away now and then, while others go on writing.
         Mutant::ClaimWithoutBound => Scenario {
             shards: 1,
@@ -168,4 +179,9 @@ fn a_number_given_again_goes_red() {
 #[test]
 fn a_claim_without_bound_goes_red() {
     check(Mutant::ClaimWithoutBound, &["P8"]);
+}
+
+#[test]
+fn open_messages_handed_over_as_resolved_go_red() {
+    check(Mutant::OpenHandedOver, &["P2", "P3"]);
 }

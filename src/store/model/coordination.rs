@@ -15,9 +15,11 @@ use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{
-    Coordination, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, StoreError, Taken,
+    Coordination, Heard, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, StoreError, Taken,
 };
 
+/// Notifications in a thousand that are lost.
+const UNHEARD_PER_MILLE: u64 = 100;
 /// Longest time until the server sees that a connection has ended.
 const NOTICE_US: u64 = 50_000;
 /// The "shard" of the lock that stands for an instance's own row.
@@ -36,11 +38,14 @@ pub struct ModelCoordination {
     session: Cell<Option<Session>>,
     /// Whose session lock it is to hold.
     number: Cell<Option<i32>>,
+    /// What it has heard so far.
+    heard: Cell<(u64, u64)>,
 }
 
 impl ModelCoordination {
     pub(super) fn new(model: Model) -> Self {
-        Self { model, session: Cell::new(None), number: Cell::new(None) }
+        let heard = Cell::new(model.0.said.get());
+        Self { model, session: Cell::new(None), number: Cell::new(None), heard }
     }
 
     /// The session, begun if there is none in this life of the server.
@@ -111,6 +116,8 @@ impl Coordination for ModelCoordination {
                     database.instances.insert(number, instance);
                 });
                 let count = tx.database().partition_count;
+                let model = tx.model.clone();
+                tx.effect(move |_| model.say(true));
                 tx.commit().await?;
                 Ok((Incarnation { number, id }, count))
             })
@@ -197,6 +204,22 @@ impl Coordination for ModelCoordination {
         self.noted(answer)
     }
 
+    async fn announce(&self, _incarnation: Incarnation) -> Result<(), StoreError> {
+        self.model.say(false);
+        Ok(())
+    }
+
+    async fn heard(&self) -> Heard {
+        let runtime = &self.model.0.runtime;
+        loop {
+            let (said, heard) = (self.model.0.said.get(), self.heard.replace(self.model.0.said.get()));
+            if said != heard && !runtime.per_mille(UNHEARD_PER_MILLE) {
+                return Heard { members: said.0 != heard.0, work: said.1 != heard.1, lost: false };
+            }
+            runtime.sleep_until(runtime.now().plus_ms(5)).await;
+        }
+    }
+
     async fn wait_for_end(&self, member: Member, limit_ms: u64) -> Result<bool, StoreError> {
         let runtime = &self.model.0.runtime;
         let until = runtime.now().plus_ms(limit_ms);
@@ -266,7 +289,9 @@ async fn free(tx: &Tx, number: i32) -> Result<(), StoreError> {
         let database = tx.database();
         (0..database.partitions.len() as u32).map(|partition| database.resolved(partition)).collect()
     };
+    let model = tx.model.clone();
     tx.effect(move |database| {
+        model.say(true);
         if let Some(of) = database.instances.get_mut(&number) {
             of.alive = false;
         }
@@ -343,7 +368,9 @@ async fn hand_over(tx: Tx, number: i32, release: Release) -> Result<Option<i64>,
         (of.ownership + 1, release.partitions.iter().map(base).collect::<Vec<_>>())
     };
     tx.model.0.runtime.trace(|| format!("hand over: {number} {:?}", release.partitions));
+    let model = tx.model.clone();
     tx.effect(move |database| {
+        model.say(true);
         if let Some(of) = database.instances.get_mut(&number) {
             of.ownership = ownership;
         }

@@ -121,6 +121,8 @@ struct Shared {
     /// When each incarnation's session lock was last lost, for the checkers.
     session_lost: RefCell<BTreeMap<i32, Tick>>,
     last_cut: Cell<Tick>,
+    /// How often it was said that members have changed, and that something was stored for others.
+    said: Cell<(u64, u64)>,
 }
 
 /// The simulated server.
@@ -147,6 +149,7 @@ impl Model {
             switched_at: Cell::new(runtime.now()),
             session_lost: RefCell::new(BTreeMap::new()),
             last_cut: Cell::new(Tick(0)),
+            said: Cell::new((0, 0)),
             runtime,
         }))
     }
@@ -231,6 +234,12 @@ impl Model {
     #[must_use]
     pub fn is_scheduled(&self, message_id: Uuid) -> bool {
         self.0.database.borrow().scheduled.values().any(|of| of.body.message_id[0] == message_id)
+    }
+
+    /// Notifies: about members, or that something was stored for others.
+    pub(super) fn say(&self, members: bool) {
+        let (of_members, of_work) = self.0.said.get();
+        self.0.said.set(if members { (of_members + 1, of_work) } else { (of_members, of_work + 1) });
     }
 
     /// How often partitions were freed or taken.
