@@ -69,6 +69,8 @@ pub struct Lane {
     pub due: Tick,
     /// A parked row exists (or is being written): later messages go beside the log.
     pub kept_beside: bool,
+    /// It was kept beside at some time.
+    pub was_beside: bool,
     /// Copies that are written beside the log but not committed yet.
     pub copying: u32,
     /// Copies that are acknowledged but whose deletion is not committed yet: until then they can still be read.

@@ -343,6 +343,7 @@ impl Lanes {
 
     fn keep_beside(&mut self, lane: usize) {
         self.kept_count += usize::from(!std::mem::replace(&mut self.lanes[lane].kept_beside, true));
+        self.lanes[lane].was_beside = true;
     }
 
     fn lane_for(&mut self, admission: &Admission) -> u32 {
@@ -359,6 +360,7 @@ impl Lanes {
             state: LaneState::Idle,
             due: Tick::NEVER,
             kept_beside: false,
+            was_beside: false,
             copying: 0,
             deleting: 0,
             held: false,

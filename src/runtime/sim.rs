@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 pub use super::random::Random;
+use uuid::Uuid;
+
 use crate::seam::runtime::Runtime;
 use crate::time::Tick;
 
@@ -401,6 +403,10 @@ impl Runtime for SimRuntime {
             context.waker().wake_by_ref();
             Poll::Pending
         })
+    }
+
+    fn draw_id(&self) -> Uuid {
+        Uuid::from_u64_pair(self.below(u64::MAX), self.below(u64::MAX))
     }
 
     fn name(&self) -> &'static str {

@@ -5,6 +5,8 @@
 
 use std::future::Future;
 
+use uuid::Uuid;
+
 use crate::time::Tick;
 
 /// A thread's executor.
@@ -22,6 +24,11 @@ pub trait Runtime: Clone + 'static {
 
     /// Lets the other tasks of this thread run once.
     fn yield_now(&self) -> impl Future<Output = ()> + 'static;
+
+    /// An id that nobody else has (drawn from the seed in the simulation, so that a seed replays).
+    fn draw_id(&self) -> Uuid {
+        Uuid::new_v4()
+    }
 
     /// `glommio`, `tokio` or `sim`.
     fn name(&self) -> &'static str;

@@ -91,7 +91,7 @@ impl State {
         if self.reader.page.is_none() {
             self.read_whole();
         }
-        self.lanes.shed();
+        self.lanes.shed(self.caught_up);
         self.note_memory();
         found
     }

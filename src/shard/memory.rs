@@ -8,7 +8,8 @@
 //!   beside them what a settlement under way has taken, `KIND_MAX` of each kind.
 //! - Transactions before the cursor: one a message in memory, and `SET_ASIDE_TRANSACTIONS_MAX`.
 //! - Own flushes that the claim has not passed: `FLUSHES_MAX`.
-//! - Streams and lanes that are remembered: `lane.streams_max`, and those of the messages in memory.
+//! - Streams and lanes that are remembered: `lane.streams_max`, and those of the messages in memory; until the reader has
+//!   caught up also the lanes that were parked.
 //! - Parked lanes are bounded by the disk: a lane is its entry in the lanes' table, and for each two entries more to look
 //!   at it, and an outcome an attempt. Their messages stand beside the log.
 

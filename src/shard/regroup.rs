@@ -170,6 +170,24 @@ impl State {
         self.regroup.coming = None;
     }
 
+    /// Everything in memory is dropped: what waits to leave is read again, and not told exactly any more.
+    pub(super) fn forget_frozen(&mut self) {
+        if let Some(leaving) = &mut self.regroup.leaving {
+            leaving.frozen.clear();
+            leaving.unclean = true;
+        }
+    }
+
+    /// The partitions stay after all: what came for them meanwhile enters its lanes, in the order it came.
+    fn thaw(&mut self) {
+        let Some(leaving) = self.regroup.leaving.take() else { return };
+        for (_, source) in leaving.frozen {
+            let row = self.rows_of(source.batch).reference_row[source.reference as usize] as usize;
+            let reference = source.reference as usize;
+            self.feed(source.batch, row, reference..reference + 1, source.transaction);
+        }
+    }
+
     fn is_among(&self, partition: u32, held: &[HeldPartition]) -> bool {
         held.iter().any(|of| of.partition == partition && of.fence == self.fence(partition))
     }
@@ -178,7 +196,7 @@ impl State {
     fn step_leaving(&mut self, now: Tick) -> Option<Tick> {
         let leaving = self.regroup.leaving.as_ref().filter(|leaving| leaving.reply.is_some())?;
         if self.stopping.is_some() {
-            self.end_regroup();
+            self.thaw();
             return None;
         }
         if !self.loaded {

@@ -266,6 +266,7 @@ impl State {
     /// stays: what the claim has met was stored, in whichever era.
     pub(super) fn reset(&mut self) {
         self.era += 1;
+        self.forget_frozen();
         self.loaded = false;
         self.must_load = !self.held.is_empty();
         self.caught_up = false;

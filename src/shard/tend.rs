@@ -20,7 +20,6 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
-use uuid::Uuid;
 
 use super::handover::Leaving;
 use super::upkeep::Upkeep;
@@ -79,6 +78,8 @@ pub(super) struct Standing {
     pub(super) ownership: i64,
     /// All that this incarnation owns, by the database.
     pub(super) held: Vec<HeldPartition>,
+    /// Whether that is known: not while an answer is outstanding, or was lost.
+    is_sure: bool,
     pub(super) leaving: Option<Leaving>,
     /// Whose end is waited for.
     neighbour: Option<Member>,
@@ -107,6 +108,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             watch: Watch::default(),
             ownership: -1,
             held: Vec::new(),
+            is_sure: false,
             leaving: None,
             neighbour: None,
             announce_at: Tick(0),
@@ -280,6 +282,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         self.lease.end();
         (of.ownership, of.leaving, of.neighbour) = (-1, None, None);
         of.held.clear();
+        of.is_sure = false;
         if let Some(incarnation) = of.current.take() {
             self.distribute(incarnation, of);
         }
@@ -307,7 +310,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             }
             None => {
                 let registration = Registration {
-                    id: Uuid::new_v4(),
+                    id: self.runtime.draw_id(),
                     service_name: self.service_name.clone(),
                     instance_name: self.instance_name.clone(),
                     shards: self.shards,
@@ -341,10 +344,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let held: Vec<u32> = of.held.iter().map(|held| held.partition).collect();
         let moves = assign::moves(of.partition_count, &claimants, incarnation.id, &held, &members.free);
         // While some are on their way out the set does not change otherwise: a shard can tell by it that they have left.
-        if of.leaving.is_none() && (of.ownership < 0 || !moves.take.is_empty()) {
+        if of.leaving.is_none() && (!of.is_sure || !moves.take.is_empty()) {
+            // Until it is answered: what it took may be this incarnation's already.
+            of.is_sure = false;
             match self.within_limit(self.coordination.take_partitions(incarnation, &moves.take)).await? {
                 None => return Ok(Step::Dead),
                 Some(taken) => {
+                    of.is_sure = true;
                     if taken.ownership != of.ownership {
                         (of.ownership, of.held) = (taken.ownership, taken.held);
                         tracing::info!(

@@ -45,7 +45,8 @@ impl Memory {
                 ("open transactions", &memory.transactions_max, rows + 3 * KIND_MAX + SET_ASIDE_TRANSACTIONS_MAX),
                 ("own flushes", &memory.flushes_max, FLUSHES_MAX),
                 ("streams", &memory.streams_max, settings.lane_streams_max + rows + flush_rows),
-                ("lanes", &memory.lanes_max, settings.lane_streams_max + rows),
+                // Until the reader has caught up those that were parked go on knowing how far they were drained.
+                ("lanes", &memory.lanes_max, settings.lane_streams_max + rows + parked),
                 ("entries of parked lanes", &memory.parked_entries_max, lanes + parked * (4 + attempts)),
             ] {
                 if counter.get() as usize > bound {

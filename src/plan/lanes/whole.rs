@@ -54,14 +54,16 @@ impl Lanes {
         }
     }
 
-    /// Sheds idle lanes when there are more than the bound.
-    pub fn shed(&mut self) {
+    /// Sheds idle lanes when there are more than the bound. `caught_up`: nothing that was kept beside the log can come
+    /// out of the log any more; before that, a lane that was drained must go on knowing how far.
+    pub fn shed(&mut self, caught_up: bool) {
         if self.index_of.len() <= self.streams_max {
             return;
         }
         for index in 0..self.lanes.len() as u32 {
             let lane = &self.lanes[index as usize];
-            if lane.used && lane.state == LaneState::Idle && !lane.kept_beside && lane.head == NONE {
+            let is_idle = lane.used && lane.state == LaneState::Idle && !lane.kept_beside && lane.head == NONE;
+            if is_idle && (caught_up || !lane.was_beside) {
                 self.remove(index);
             }
         }
