@@ -79,13 +79,16 @@ impl State {
         now: Tick,
     ) {
         let same_life = self.incarnation == Some(incarnation) && !held.is_empty();
-        if same_life && self.stopping.is_some() {
-            // It publishes what is in hand, and leaves; what came meanwhile leaves with it.
-            return;
-        }
         let left = self.regroup.leaving.take_if(|leaving| {
             leaving.reply.is_none() && !held.iter().any(|of| leaving.partitions.contains(&of.partition))
         });
+        if same_life && self.stopping.is_some() {
+            // It publishes what is in hand, and leaves; what came meanwhile leaves with it.
+            if let Some(left) = left.filter(|left| !left.unclean && self.loaded) {
+                self.drop_partitions(&left);
+            }
+            return;
+        }
         let is_kept = |state: &Self| state.held.iter().all(|partition| state.is_among(*partition, &held));
         if same_life && self.loaded {
             if let Some(left) = left.filter(|left| !left.unclean) {
