@@ -6,12 +6,12 @@
 //! Invariants
 //! - Streams of the *refused* family are refused every time: they are what `--parked` parks.
 //! - A latency is recorded for first copies only, and by message.
-//! - Memory is bounded: acknowledgement times stand in a ring of `CALLS_MAX` calls.
+//! - Memory is bounded: see `samples` for the latencies.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use corelane::error::FailureReason;
@@ -21,11 +21,8 @@ use uuid::Uuid;
 use crate::checks::{Arrival, Checks};
 use crate::latency::Recorder;
 use crate::progress::Tally;
+use crate::samples::{Acknowledgements, Samples};
 use crate::shape::StreamFamily;
-
-/// Calls whose acknowledgement times are remembered at once.
-const CALLS_MAX: usize = 1 << 18;
-const NOT_YET: u64 = 0;
 
 /// What a correlation id of ours says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,32 +56,24 @@ pub struct Collector {
     refused: StreamFamily,
     checks: Checks,
     tally: Arc<Tally>,
-    /// When the call with this number (modulo the length) was acknowledged, in microseconds + 1.
-    acknowledged_us: Vec<AtomicU64>,
-    latencies: Mutex<Latencies>,
+    acknowledgements: Acknowledgements,
+    samples: Samples,
     refusals: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Latencies {
-    publish: Recorder,
-    end_to_end: Recorder,
-    /// Accepted before the caller had its acknowledgement: call, when, how many.
-    early: Vec<(u64, u64, u64)>,
 }
 
 impl Collector {
     /// A collector of a family's streams.
     #[must_use]
     pub fn new(family: StreamFamily, refused: StreamFamily, streams: u32, tally: Arc<Tally>) -> Self {
+        let acknowledgements = Acknowledgements::default();
         Self {
             origin: Instant::now(),
             family,
             refused,
             checks: Checks::new(streams),
             tally,
-            acknowledged_us: (0..CALLS_MAX).map(|_| AtomicU64::new(NOT_YET)).collect(),
-            latencies: Mutex::default(),
+            samples: Samples::start(acknowledgements.clone()),
+            acknowledgements,
             refusals: AtomicU64::new(0),
         }
     }
@@ -109,29 +98,24 @@ impl Collector {
 
     /// A call is about to be made: its slot is empty.
     pub fn call_begins(&self, call: u64) {
-        self.slot(call).store(NOT_YET, Ordering::Relaxed);
+        self.acknowledgements.begins(call);
     }
 
     /// A call was acknowledged just now.
     pub fn call_acknowledged(&self, call: u64) {
-        self.slot(call).store(self.micros_of(Instant::now()) + 1, Ordering::Release);
+        self.acknowledgements.acknowledged(call, self.micros_of(Instant::now()));
     }
 
     /// Forgets the latencies so far (of the warm-up).
     pub fn reset_latencies(&self) {
-        *self.latencies.lock().unwrap_or_else(PoisonError::into_inner) = Latencies::default();
+        self.samples.reset();
     }
 
     /// Publish and end-to-end latencies so far.
     #[must_use]
     pub fn latencies(&self) -> (Recorder, Recorder) {
-        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
-        self.resolve_early(&mut latencies);
-        (latencies.publish.clone(), latencies.end_to_end.clone())
-    }
-
-    fn slot(&self, call: u64) -> &AtomicU64 {
-        &self.acknowledged_us[call as usize % CALLS_MAX]
+        let latencies = self.samples.so_far();
+        (latencies.publish, latencies.end_to_end)
     }
 
     fn accept(&self, batch: &dyn OutgoingBatch, outcomes: &mut Vec<PublishOutcome>) {
@@ -157,7 +141,7 @@ impl Collector {
             }
         }
         let mut first = 0;
-        let mut latencies = self.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = Vec::new();
         let mut marks = marks.into_iter();
         self.checks.accepted(numbers.into_iter(), |arrival| {
             let Some(mark) = marks.next() else { return };
@@ -168,39 +152,13 @@ impl Collector {
             if mark == group.0 {
                 group.1 += 1;
             } else {
-                self.record(&mut latencies, group, now_us);
+                samples.push(group);
                 group = (mark, 1);
             }
         });
-        self.record(&mut latencies, group, now_us);
-        self.resolve_early(&mut latencies);
-        drop(latencies);
+        samples.push(group);
+        self.samples.accepted(samples, now_us);
         self.tally.published.fetch_add(first, Ordering::Relaxed);
-    }
-
-    fn record(&self, latencies: &mut Latencies, (mark, count): (CallMark, u64), now_us: u64) {
-        // Call 0 is nobody's: messages that were in the database before the run.
-        if count == 0 || mark.call == 0 || mark.call >> 48 != 0 {
-            return;
-        }
-        latencies.end_to_end.record_us(now_us.saturating_sub(mark.intended_us), count);
-        match self.slot(mark.call).load(Ordering::Acquire) {
-            NOT_YET => latencies.early.push((mark.call, now_us, count)),
-            acknowledged => latencies.publish.record_us(now_us.saturating_sub(acknowledged - 1), count),
-        }
-    }
-
-    /// The caller sees its acknowledgement a moment after the commit, sometimes after the transport has the
-    /// message already: that took no time at all.
-    fn resolve_early(&self, latencies: &mut Latencies) {
-        let publish = &mut latencies.publish;
-        latencies.early.retain(|(call, accepted_us, count)| match self.slot(*call).load(Ordering::Acquire) {
-            NOT_YET => true,
-            acknowledged => {
-                publish.record_us(accepted_us.saturating_sub(acknowledged - 1), *count);
-                false
-            }
-        });
     }
 }
 
@@ -284,11 +242,11 @@ mod tests {
                 PublishOutcome::Failed { .. }
             ]
         ));
-        assert_eq!(collector.latencies.lock().unwrap().early.len(), 1, "call 2 has no acknowledgement yet");
+        assert_eq!(collector.samples.so_far().early.len(), 1, "call 2 has no acknowledgement yet");
         collector.call_acknowledged(2);
         let (publish, end_to_end) = collector.latencies();
         assert!(publish.percentiles().is_some() && end_to_end.percentiles().is_some());
-        assert!(collector.latencies.lock().unwrap().early.is_empty());
+        assert!(collector.samples.so_far().early.is_empty());
         assert_eq!((tally.published(), collector.refusals()), (3, 1));
     }
 

@@ -19,6 +19,7 @@ pub mod private_server;
 pub mod progress;
 pub mod report;
 pub mod run;
+pub mod samples;
 pub mod scenario;
 pub mod shape;
 pub mod sink;
