@@ -134,7 +134,7 @@ pub struct ShardMetrics {
 /// The most that a shard has held at once, by what it is. Each has a bound: `shard/memory` says which.
 #[derive(Debug, Default)]
 pub struct MemoryMetrics {
-    /// Rows of callers without an answer, but for those of the flush under way.
+    /// Rows of callers that wait while a flush ends, those behind a busy stream included.
     pub pending_rows_max: Counter,
     /// Stored messages that are not resolved, one for each destination (while they wait for the claim, one for all).
     pub rows_max: Counter,

@@ -133,7 +133,7 @@ impl State {
         held
     }
 
-    fn drained_rows(&mut self, lane: LaneIndex, rows: Rows) {
+    pub(super) fn drained_rows(&mut self, lane: LaneIndex, rows: Rows) {
         if self.is_leaving(self.lanes.lane(lane).partition) || self.stands_still(lane) {
             return; // The next owner finds them.
         }

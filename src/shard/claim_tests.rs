@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use uuid::Uuid;
 
-use super::publish::tests::shard;
+use super::publish::tests::{comes_back, run, shard};
 use super::shard_kit::{run_for, shard_around};
 use super::state::State;
 use crate::batch::{DestinationId, NewRow, Rows};
@@ -15,6 +15,8 @@ use crate::seam::store::{
     ClaimReply, ClaimRequest, ClaimedLog, LoadReply, Origin, ReadPosition, SettleReply, SettleRequest, Store,
     StoreError, StoreReply, StoreRequest, Stored,
 };
+use crate::seam::transport::PublishOutcome;
+use crate::time::Tick;
 
 const STREAM: Uuid = Uuid::from_u128(77);
 
@@ -102,6 +104,20 @@ fn what_the_owner_before_has_left_is_fed_and_voids_nothing() {
     assert_eq!(state.lanes.ready_count(), 2);
     assert!(state.claimed(page(300, &[(false, 1)])));
     assert!(!knows(&mut state));
+}
+
+#[test]
+fn acknowledged_copies_count_as_memory_until_their_deletion_is_committed() {
+    let (mut state, destination) = shard("claimed", 0);
+    for lane in 1..=3 {
+        let lane = state.lanes.restore_parked(Uuid::from_u128(lane), destination, 0, 1, Tick(0));
+        state.lanes.begin_drain(lane);
+        state.drained_rows(lane, page(200, &[(true, 1)]).rows);
+    }
+    let sent = run(&mut state, Tick(1));
+    comes_back(&mut state, sent, vec![PublishOutcome::Accepted; 3], Tick(2));
+    assert_eq!((state.lanes.rows(), state.rows_claimed_in_memory()), (0, 3), "or a slow database is drained for ever");
+    assert!(!state.is_drained());
 }
 
 /// A log into which another instance writes all the time.

@@ -16,7 +16,7 @@
 use super::state::State;
 
 impl State {
-    /// Records what there is. Called where it has just grown.
+    /// Records what there is. Called after each flush and each page, which is where it grows; never for a row.
     pub(super) fn note_memory(&self) {
         let memory = &self.metrics.memory;
         let held_back: usize = self.held_back.iter().map(|pending| pending.rows.len()).sum();

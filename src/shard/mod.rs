@@ -316,7 +316,6 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     let mut state = self.state.borrow_mut();
                     state.put_last(pending);
                     state.metrics.ring_rows_max.max(state.pending_rows as u64);
-                    state.note_memory();
                     drop(state);
                     self.flush_signal.raise();
                 }

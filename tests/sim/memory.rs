@@ -40,7 +40,8 @@ impl Memory {
             let lanes = memory.lanes_max.get() as usize;
             let attempts = settings.retry_attempts_max as usize;
             for (what, counter, bound) in [
-                ("rows of callers", &memory.pending_rows_max, plan.budget_rows),
+                ("rows of callers", &metrics.ring_rows_max, plan.budget_rows),
+                ("rows of callers at a flush", &memory.pending_rows_max, plan.budget_rows),
                 ("messages", &memory.rows_max, rows),
                 ("open transactions", &memory.transactions_max, rows + 3 * KIND_MAX + SET_ASIDE_TRANSACTIONS_MAX),
                 ("own flushes", &memory.flushes_max, FLUSHES_MAX),
