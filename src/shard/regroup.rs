@@ -53,7 +53,7 @@ struct Leaving {
     last_flush: i64,
     /// The reader is through what it was reading.
     whole: u64,
-    /// No run starts any more: they had their time.
+    /// No run starts any more, until they have left: they had their time.
     halted: bool,
     /// Not everything that was published is written: what is known here is not handed over.
     unclean: bool,
@@ -151,9 +151,9 @@ impl State {
         self.regroup.leaving.as_ref().map_or(0, |leaving| leaving.frozen.len())
     }
 
-    /// Whether no run may start.
+    /// Whether no run may start: of partitions that leave there may be messages in lanes, which are the next owner's.
     pub(super) fn is_halted(&self) -> bool {
-        self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.halted && leaving.reply.is_some())
+        self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.halted)
     }
 
     /// Whether own flushes are left to the claim, which is to pass all of them soon.
@@ -216,14 +216,14 @@ impl State {
             self.answer_release(Some(exact));
             return None;
         }
-        if waited_us >= PATIENCE_US && self.runs_in_flight == 0 && (is_written || waited_us >= 2 * PATIENCE_US) {
-            let exact = is_written.then(|| self.resolved_exactly());
-            self.answer_release(exact);
-            return None;
-        }
         let halted = waited_us >= PATIENCE_US;
         if let Some(leaving) = &mut self.regroup.leaving {
             leaving.halted = halted;
+        }
+        if halted && self.runs_in_flight == 0 && (is_written || waited_us >= 2 * PATIENCE_US) {
+            let exact = is_written.then(|| self.resolved_exactly());
+            self.answer_release(exact);
+            return None;
         }
         Some(now.plus_us(LOOK_US))
     }
