@@ -7,10 +7,12 @@
 mod conformance;
 
 mod bad_input;
+mod cases_bulk;
 mod cases_bytes;
 mod cases_order;
 mod cli;
 mod connect;
+mod cut_proxy;
 mod dump;
 mod engine;
 mod install;
