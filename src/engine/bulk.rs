@@ -6,6 +6,8 @@
 //!   wait for each other in a circle.
 //! - After a connection lost at COMMIT the transaction's own status is asked for, never sent again blindly. Where
 //!   the server has crashed in between, transaction ids are given anew, so the answer is "not known".
+//! - A message whose id is stored already is refused by its name, the first one where there are several: again would
+//!   be the same.
 //! - At most [`UNDER_WAY_MAX`] at the same time; the others wait.
 
 use std::rc::Rc;
@@ -25,6 +27,7 @@ use crate::seam::dial::Dial;
 use crate::seam::store::StoreError;
 use crate::store::connect::{Connect, ConnectPlan};
 use crate::store::schema_name::SchemaName;
+use crate::store::sqlstate::taken_lane;
 
 /// Large units of work under way at the same time: each has a thread and a connection.
 pub(super) const UNDER_WAY_MAX: usize = 4;
@@ -104,6 +107,9 @@ impl<R: Dial> BulkDoor<R> {
                     self.pause_ms(20 * u64::from(attempt) + rand::random_range(0..20)).await;
                     attempt += 1;
                 }
+                Err(Error::Store(StoreError::DuplicateMessage { message_id })) => {
+                    return Err(Error::DuplicateMessage { message_id });
+                }
                 outcome => return outcome,
             }
         }
@@ -137,8 +143,9 @@ impl<R: Dial> BulkDoor<R> {
         }
         // A deadline for all its calls together, by their number.
         let calls = 1 + (rows.len() / crate::limits::STORE_ROWS_MAX) as u64;
-        let storing = outbox::store(client, &self.schema, rows);
-        let receipts = self.within_ms(self.call_timeout_ms.saturating_mul(calls), storing).await?;
+        let storing = async { Ok(outbox::store(client, &self.schema, rows).await) };
+        let stored = self.within_ms(self.call_timeout_ms.saturating_mul(calls), storing).await?;
+        let receipts = stored.map_err(|error| number_taken(&error, rows))?;
         let who = format!("select pg_current_xact_id()::text, {schema}.wh_epoch_token()");
         let row = self.within_deadline(client.query_one(&who, &[])).await?;
         Ok(Prepared { receipts, xid: row.try_get(0)?, epoch: row.try_get(1)? })
@@ -194,5 +201,17 @@ impl<R: Dial> BulkDoor<R> {
                 Err(StoreError::ConnectionLost(format!("no answer within {ms} ms")))
             }
         }
+    }
+}
+
+/// A number that was taken is the only one of a message without stream, or a stream's: that one is looked up again.
+fn number_taken(error: &tokio_postgres::Error, rows: &Rows) -> StoreError {
+    let message_of = |lane: Uuid| {
+        let row = (0..rows.len()).find(|row| rows.lane_id[*row] == lane && rows.stream_id(*row).is_none());
+        row.map(|row| rows.message_id[row])
+    };
+    match taken_lane(error).and_then(message_of) {
+        Some(message_id) => StoreError::DuplicateMessage { message_id },
+        None => StoreError::from_postgres(error),
     }
 }

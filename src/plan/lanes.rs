@@ -199,6 +199,23 @@ impl Lanes {
         }
     }
 
+    /// Lanes of a destination that could publish now.
+    #[must_use]
+    pub fn ready_for(&self, destination: DestinationId) -> usize {
+        self.ready.get(destination.index()).map_or(0, VecDeque::len)
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn first_ready(&self, destination: DestinationId) -> Option<LaneIndex> {
+        self.ready.get(destination.index())?.front().copied().map(LaneIndex)
+    }
+
+    /// A parked lane waits longer.
+    pub fn postpone(&mut self, lane: LaneIndex, due: Tick) {
+        self.lanes[lane.0 as usize].due = due;
+    }
+
     /// Destinations that have had a lane, by index.
     #[must_use]
     pub fn destination_count(&self) -> usize {

@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::Shard;
+use super::aside::LOOK_MS;
 use super::state::State;
 use crate::batch::Rows;
 use crate::plan::cadence::Cadence;
@@ -23,7 +24,7 @@ use crate::seam::store::{ClaimReply, ClaimRequest, ParkedLane, Store, StoreError
 use crate::time::Tick;
 
 /// Copies of a parked lane fetched at a time.
-const DRAIN_ROWS_MAX: usize = 256;
+pub(super) const DRAIN_ROWS_MAX: usize = 256;
 /// Log rows fed during one flush, beyond which the claim waits for its answer.
 const FED_MEANWHILE_MAX: usize = 65_536;
 /// Scheduled messages released at a time.
@@ -116,10 +117,17 @@ impl State {
             self.parked_due.pop();
             let of = self.lanes.lane(lane);
             let is_due = of.state == LaneState::Parked && of.kept_beside && of.due <= now;
-            if is_due && !self.is_leaving(of.partition) {
-                self.lanes.begin_drain(lane);
-                self.drain.push_back(lane);
+            if !is_due || self.is_leaving(of.partition) {
+                continue;
             }
+            if self.waits_for_destination(lane, now) {
+                let later = now.plus_ms(LOOK_MS);
+                self.lanes.postpone(lane, later);
+                self.parked_due.push(Reverse((later, lane)));
+                continue;
+            }
+            self.lanes.begin_drain(lane);
+            self.drain.push_back(lane);
         }
         self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }

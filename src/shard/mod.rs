@@ -4,6 +4,7 @@
 //! [`Control`], and its right to publish through [`LeaseCell`].
 
 mod admit;
+mod aside;
 mod claim;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]

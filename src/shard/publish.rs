@@ -68,6 +68,9 @@ impl State {
                 crate::plan::retry::MaySend::Probe => 1,
                 crate::plan::retry::MaySend::At(at) => {
                     look_again = look_again.min(at);
+                    if self.is_short_of_room() {
+                        self.put_beside(destination, now);
+                    }
                     continue;
                 }
             };
@@ -296,6 +299,9 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
                 Err(at) => at.min(regroup_at),
             };
+            if !self.state.borrow().settle.is_empty() {
+                self.settle_signal.raise();
+            }
             let came_back = {
                 let waiting = std::pin::pin!(self.wait(&self.publish_signal, look_again).fuse());
                 if out.is_empty() {

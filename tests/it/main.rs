@@ -7,10 +7,14 @@
 mod conformance;
 
 mod bad_input;
+mod cases_bulk;
 mod cases_bytes;
+mod cases_faults;
 mod cases_order;
+mod cases_processes;
 mod cli;
 mod connect;
+mod cut_proxy;
 mod dump;
 mod engine;
 mod install;
@@ -19,6 +23,7 @@ mod missing;
 mod ordered_stream_processor;
 mod outbox_kit;
 mod partition;
+mod process_kit;
 mod rebase;
 mod rotation;
 mod schema;
