@@ -462,7 +462,7 @@ CREATE FUNCTION corelane.members(p_incarnation integer) RETURNS TABLE(free_parti
                     and l.granted
                     and l.database = (select d.oid from pg_database d where d.datname = current_database()))
         end,
-        i.owns, i.held, f.free
+        coalesce(i.owns, i.held > 0), i.held, f.free
     from (
         select coalesce(array_agg(p.partition order by p.partition) filter (where p.owner is null), '{}') as free
         from "corelane".wh_partition p
@@ -669,7 +669,7 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.register_instance(p_id uuid, p_service_name text, p_instance_name text, p_lease_ms bigint, p_shards integer, p_owns boolean DEFAULT true, p_direct boolean DEFAULT true, OUT number integer, OUT partition_count integer) RETURNS record
+CREATE FUNCTION corelane.register_instance(p_id uuid, p_service_name text, p_instance_name text, p_lease_ms bigint, p_shards integer, p_owns boolean DEFAULT NULL::boolean, p_direct boolean DEFAULT true, OUT number integer, OUT partition_count integer) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     AS $$
@@ -682,9 +682,12 @@ begin
         raise exception '%', v_why_not using errcode = 'CL002';
     end if;
     if p_owns then
+        -- One after the other: two services that start together must not both find nobody.
+        perform pg_advisory_xact_lock(wh_lock_class(6), 1);
         select i.service_name into v_service_name
         from wh_instance i
-        where i.state = 0 and i.owns and i.service_name <> p_service_name and i.lease_until > clock_timestamp()
+        where i.state = 0 and i.service_name <> p_service_name and i.lease_until > clock_timestamp()
+            and coalesce(i.owns, exists (select from wh_partition p where p.owner = i.number))
         order by i.number limit 1;
         if found then
             raise exception 'the partitions of this schema belong to the service %: service % cannot own any',
@@ -2058,7 +2061,7 @@ CREATE TABLE corelane.wh_instance (
     state smallint DEFAULT 0 NOT NULL,
     service_name text NOT NULL,
     instance_name text NOT NULL,
-    owns boolean DEFAULT true NOT NULL,
+    owns boolean,
     direct boolean DEFAULT true NOT NULL,
     CONSTRAINT wh_instance_instance_name_check CHECK (((octet_length(instance_name) >= 1) AND (octet_length(instance_name) <= 255))),
     CONSTRAINT wh_instance_service_name_check CHECK (((octet_length(service_name) >= 1) AND (octet_length(service_name) <= 255))),

@@ -20,7 +20,7 @@ as $$
                     and l.granted
                     and l.database = (select d.oid from pg_database d where d.datname = current_database()))
         end,
-        i.owns, i.held, f.free
+        coalesce(i.owns, i.held > 0), i.held, f.free
     from (
         select coalesce(array_agg(p.partition order by p.partition) filter (where p.owner is null), '{}') as free
         from @schema@.wh_partition p

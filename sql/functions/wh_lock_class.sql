@@ -1,7 +1,7 @@
 -- wh_lock_class: the first key of this schema's two-part advisory locks, one class a kind of lock.
 -- in: kind int4: 1 partition (key: its number), 2 stream (key: wh_stream_key), 3 fence of an incarnation (key: its
 --     number), 4 life of an incarnation (key: its number; a session lock), 5 flushes' turn in a partition (key: its
---     number), 6 maintenance (key: 0), 7 flushes of a shard
+--     number), 6 maintenance (key: 0) and registrations of owners (key: 1), 7 flushes of a shard
 --     (key: wh_flush_key)
 -- out: int4
 -- Made of the schema's oid, so that two schemas of one database do not notice each other. Inlined and folded to a

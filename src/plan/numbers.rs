@@ -110,6 +110,11 @@ impl Numbers {
         self.generation += 1;
     }
 
+    /// Forgets how far the lanes were fed: the reader goes back.
+    pub fn forget_fed(&mut self) {
+        self.entries.values_mut().for_each(|entry| entry.fed_seq = UNFED);
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.entries.clear();

@@ -412,7 +412,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     /// Fetches the next copies of a lane. One that cannot be drained waits by itself: the claim goes on.
     async fn drain_lane(&self, lane: LaneIndex) {
         let (lane_id, destination, partition, era) = {
-            let state = self.state.borrow();
+            let mut state = self.state.borrow_mut();
+            state.draining = Some(lane);
             let of = state.lanes.lane(lane);
             (of.lane_id, of.destination, of.partition, state.era)
         };
@@ -421,6 +422,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         if state.era != era {
             return;
         }
+        state.draining = None;
         match rows {
             Ok(rows) => state.drained_rows(lane, rows),
             Err(error) => {

@@ -12,7 +12,11 @@ use futures_channel::oneshot::Receiver;
 use super::Control;
 use super::tend::{Keeper, Standing};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Coordination, Release};
+use crate::seam::store::{Coordination, Release, StoreError};
+use crate::time::Tick;
+
+/// First and longest wait before a hand-over that failed is tried again.
+const WAIT_MS: (u64, u64) = (50, 2_500);
 
 /// Partitions on their way out.
 pub(super) struct Leaving {
@@ -20,11 +24,19 @@ pub(super) struct Leaving {
     /// The shards that have not let go, with what each was asked for.
     asked: Vec<(Vec<u32>, Receiver<Release>)>,
     gone: Vec<Release>,
+    /// After a failure: when to try again, and how long after the next one.
+    not_before: Tick,
+    wait_ms: u64,
 }
 
 impl Leaving {
     pub(super) fn holds(&self, partition: u32) -> bool {
         self.partitions.contains(&partition)
+    }
+
+    /// When the database may be told.
+    pub(super) fn not_before(&self) -> Tick {
+        self.not_before
     }
 
     /// Resolves when every shard has let go. A shard that cannot say keeps its own: they do not leave.
@@ -54,7 +66,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             (self.tell)(shard, Control::Release { partitions: wanted.clone(), reply });
             asked.push((wanted, receiver));
         }
-        of.leaving = Some(Leaving { partitions, asked, gone: Vec::new() });
+        of.leaving = Some(Leaving { partitions, asked, gone: Vec::new(), not_before: Tick(0), wait_ms: WAIT_MS.0 });
     }
 
     /// Hands over what the shards have let go; answers whether the keeper should look at once.
@@ -71,8 +83,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 Ok(None) => return true,
                 Err(error) => {
                     tracing::warn!(%error, "partitions could not be handed over: trying again");
-                    self.runtime.sleep_until(self.runtime.now().plus_ms(50)).await;
-                    return true;
+                    leaving.not_before = self.runtime.now().plus_ms(leaving.wait_ms);
+                    leaving.wait_ms = (leaving.wait_ms * 2).min(WAIT_MS.1);
+                    if matches!(error, StoreError::ConnectionLost(_)) {
+                        self.lease.end();
+                        return true;
+                    }
+                    return false;
                 }
             }
         }

@@ -127,9 +127,20 @@ pub struct LeaseCell {
     deadline_us: AtomicU64,
     /// Why this process works on the schema no more, for good.
     stood_down: OnceLock<StoreError>,
+    /// A shard was refused as a stranger, and has let everything go.
+    fenced: AtomicBool,
 }
 
 impl LeaseCell {
+    /// A shard was fenced. If the incarnation is alive after all, the keeper tells its set again.
+    pub(crate) fn note_fenced(&self) {
+        self.fenced.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn take_fenced(&self) -> bool {
+        self.fenced.swap(false, Ordering::AcqRel)
+    }
+
     /// A run may start before this moment: the lease's end less the margin, which holds the transport's time limit.
     #[must_use]
     pub fn deadline(&self) -> Tick {

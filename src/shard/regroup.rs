@@ -20,7 +20,7 @@ use super::Shard;
 use super::settle::SettleQueue;
 use super::state::State;
 use crate::ids::Incarnation;
-use crate::plan::lanes::{LaneState, Source};
+use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::publisher::Publisher;
@@ -163,8 +163,12 @@ impl State {
 
     /// Whether the claim is to look at once, so that a change gets on.
     pub(super) fn hurries_claim(&self) -> bool {
-        (self.regroup.coming.is_some() || self.regroup.leaving.as_ref().is_some_and(|leaving| leaving.reply.is_some()))
-            && (!self.flushes.is_empty() || self.reader.page.is_some() || !self.caught_up)
+        let is_behind = self.reader.page.is_some() || !self.caught_up;
+        let leaving = self.regroup.leaving.as_ref().filter(|leaving| leaving.reply.is_some());
+        let waits = |last_flush: i64| self.flushes.front().is_some_and(|oldest| oldest.number <= last_flush);
+        (self.regroup.coming.is_some() && (is_behind || !self.flushes.is_empty()))
+            || leaving
+                .is_some_and(|leaving| waits(leaving.last_flush) || (is_behind && self.regroup.wholes < leaving.whole))
     }
 
     /// Gives a change up, because what is persisted is to be the truth. Whoever waits for an answer gets none.
@@ -209,9 +213,11 @@ impl State {
         }
         let is_read = self.regroup.wholes >= leaving.whole
             && self.flushes.front().is_none_or(|oldest| oldest.number > leaving.last_flush);
+        let is_of_it = |lane: LaneIndex| leaving.partitions.contains(&self.lanes.lane(lane).partition);
+        let drains = self.draining.is_some_and(is_of_it);
         let is_written = !self.settling && !self.settle.concerns(&self.lanes, |of| leaving.partitions.contains(&of));
         let waited_us = now.since_us(leaving.since);
-        if is_read && is_written && self.lanes_rest(&leaving.partitions) {
+        if is_read && is_written && !drains && self.lanes_rest(&leaving.partitions) {
             let exact = self.resolved_exactly();
             self.answer_release(Some(exact));
             return None;
@@ -220,7 +226,8 @@ impl State {
         if let Some(leaving) = &mut self.regroup.leaving {
             leaving.halted = halted;
         }
-        if halted && self.runs_in_flight == 0 && (is_written || waited_us >= 2 * PATIENCE_US) {
+        // Copies that are on their way into a lane are waited for, however long: they would find another lane there.
+        if halted && self.runs_in_flight == 0 && !drains && (is_written || waited_us >= 2 * PATIENCE_US) {
             let exact = is_written.then(|| self.resolved_exactly());
             self.answer_release(exact);
             return None;
@@ -315,6 +322,8 @@ impl State {
         self.reader = ReadPosition { read, ..ReadPosition::default() };
         self.caught_up = false;
         self.numbers.forget_numbers();
+        // What is fed is said of partitions that were held; one that comes back was read by others meanwhile.
+        self.numbers.forget_fed();
         self.restore_parked(reply.parked, now);
     }
 

@@ -287,6 +287,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                             shard = state.settings.shard,
                             "fenced: another instance has taken over; standing down"
                         );
+                        self.lease.note_fenced();
                         state.end_regroup();
                         state.held.clear();
                         state.fences.iter_mut().for_each(|fence| *fence = 0);

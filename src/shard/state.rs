@@ -125,6 +125,8 @@ pub(super) struct State {
     pub set_aside_count: u64,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
+    /// The lane whose copies are being fetched.
+    pub draining: Option<LaneIndex>,
     pub pauses: Vec<(DestinationId, Pause)>,
     pub runs_in_flight: usize,
     pub next_destination: usize,
@@ -172,6 +174,7 @@ impl State {
             set_aside_count: 0,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
+            draining: None,
             pauses: Vec::new(),
             runs_in_flight: 0,
             next_destination: 0,
@@ -267,6 +270,7 @@ impl State {
     pub(super) fn reset(&mut self) {
         self.era += 1;
         self.forget_frozen();
+        self.draining = None;
         self.loaded = false;
         self.must_load = !self.held.is_empty();
         self.caught_up = false;

@@ -83,6 +83,8 @@ pub(super) struct Standing {
     pub(super) leaving: Option<Leaving>,
     /// Whose end is waited for.
     neighbour: Option<Member>,
+    /// The last look failed.
+    has_failed: bool,
     /// When the others may be told again.
     announce_at: Tick,
     /// When the neighbour's end may be waited for again.
@@ -111,6 +113,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             is_sure: false,
             leaving: None,
             neighbour: None,
+            has_failed: false,
             announce_at: Tick(0),
             vigil_at: Tick(0),
         };
@@ -140,6 +143,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             }
             let begun = self.runtime.now();
             let step = self.step(&mut of).await;
+            of.has_failed = step.is_err();
             let mut pause_ms = self.times.step_ms();
             let mut until = None;
             match step {
@@ -161,7 +165,15 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     tracing::error!(
                         "this incarnation was declared dead by another instance: standing down, and coming back as a new one"
                     );
+                    let dead = of.current;
                     self.stand_down(&mut of);
+                    // If it is only too late, and nobody has ended it: its partitions are free at once. Its session lock
+                    // goes in any case, which otherwise says for as long as the connection lives that it is alive.
+                    if let Some(dead) = dead
+                        && let Err(error) = self.within_limit(self.coordination.deregister_instance(dead)).await
+                    {
+                        tracing::debug!(%error, "the dead incarnation was not ended");
+                    }
                     pause_ms = RETRY_MS;
                 }
                 Err(error @ StoreError::SchemaChanged { .. }) => {
@@ -214,6 +226,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     match of.leaving.as_mut() {
                         Some(leaving) => {
                             leaving.all_gone().await;
+                            self.runtime.sleep_until(leaving.not_before()).await;
                             Woken::HandOver
                         }
                         None => std::future::pending().await,
@@ -233,9 +246,11 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                         (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
                     }
                     if heard.lost {
-                        // No new run before the incarnation is proved alive.
+                        // No new run before the incarnation is proved alive. After a failure that waits for its turn.
                         self.lease.end();
-                        return 0;
+                        if !of.has_failed {
+                            return 0;
+                        }
                     }
                     if heard.members {
                         return HEARD_MS;
@@ -244,10 +259,16 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 Woken::Stored => {
                     self.others.silence();
                     of.announce_at = self.runtime.now().plus_ms(ANNOUNCE_MS);
-                    if let Some(incarnation) = of.current
-                        && let Err(error) = self.within_limit(self.coordination.announce(incarnation)).await
-                    {
+                    let Some(incarnation) = of.current else { continue };
+                    // A hint: it must not make a renewal late.
+                    let said = self.within_ms(self.times.step_ms() / 4, self.coordination.announce(incarnation)).await;
+                    if let Err(error) = said {
                         tracing::debug!(%error, "the others were not told: they find it with their next poll");
+                        if matches!(error, StoreError::ConnectionLost(_)) {
+                            // The session lock is gone: no new run before the incarnation is proved alive.
+                            self.lease.end();
+                            return 0;
+                        }
                     }
                 }
                 Woken::NeighbourEnded(ended) => {
@@ -364,6 +385,9 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
             }
         }
+        if of.leaving.is_none() && self.lease.take_fenced() {
+            self.distribute(incarnation, of);
+        }
         if !moves.give_up.is_empty() && of.leaving.is_none() {
             self.begin_hand_over(of, moves.give_up);
         }
@@ -374,7 +398,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
     async fn mark_dead(&self, watch: &mut Watch, members: &Members) -> Result<bool, StoreError> {
         let mut any = false;
         for member in members.others.iter().filter(|member| !member.connected) {
-            if self.within_limit(self.coordination.mark_dead(*member, true)).await? {
+            if self.is_marked_dead(*member, true).await? {
                 tracing::warn!(incarnation = member.incarnation.number, "declared dead: its connection has ended");
                 any = true;
             }
@@ -382,12 +406,23 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let mut late: Vec<Member> = Vec::new();
         watch.look(&members.others, self.times.ttl_ms(), self.runtime.now(), |member| late.push(member));
         for member in late {
-            if self.within_limit(self.coordination.mark_dead(member, false)).await? {
+            if self.is_marked_dead(member, false).await? {
                 tracing::warn!(incarnation = member.incarnation.number, "declared dead: its lease is over");
                 any = true;
             }
         }
         Ok(any)
+    }
+
+    /// One that cannot be marked now (it is in a transaction that does not end) holds up no other work.
+    async fn is_marked_dead(&self, member: Member, early: bool) -> Result<bool, StoreError> {
+        match self.within_limit(self.coordination.mark_dead(member, early)).await {
+            Err(error @ StoreError::Transient { .. }) => {
+                tracing::warn!(%error, incarnation = member.incarnation.number, "it cannot be declared dead yet");
+                Ok(false)
+            }
+            answer => answer,
+        }
     }
 
     pub(super) async fn within_limit<T>(

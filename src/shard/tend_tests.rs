@@ -90,6 +90,7 @@ fn a_dead_incarnation_stands_down_and_comes_back_as_another() {
         "2500 renew
          2500 shard 0: 1/-1 []
          2500 shard 1: 1/-1 []
+         2500 deregister
          2600 lease over
          2750 register
          2750 shard 0: 2/-1 []

@@ -201,8 +201,15 @@ impl PostgresCoordination {
         if new {
             self.holds.set(false);
             if let Some(ear) = &self.ear {
-                let statement = call.connection.prepare(&self.sql.listen).await?;
-                call.connection.client.query_one(&statement, &[]).await?;
+                let listening = async {
+                    let statement = call.connection.prepare(&self.sql.listen).await?;
+                    call.connection.client.query_one(&statement, &[]).await?;
+                    Ok::<(), StoreError>(())
+                }
+                .await;
+                if let Err(error) = listening {
+                    return call.end(Err(error)).await;
+                }
                 // Whatever was said before was not heard.
                 ear.0.heard.set(Heard { members: true, work: true, lost: false });
             }
