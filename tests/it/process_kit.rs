@@ -209,6 +209,8 @@ fn transport(manner: &str) -> MemoryTransport {
         if stops && text == "m1" {
             // SAFETY: a signal to this process itself.
             unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+            // Another thread may get the signal: nothing is answered before all of them have stopped.
+            std::thread::sleep(Duration::from_millis(200));
         }
     })
     .with_faults(move |_, message| match hangs_after {
