@@ -37,6 +37,15 @@ impl Trace {
         Some(Self { trace_id: Uuid::from_u128(trace_id), span_id, flags })
     }
 
+    /// As it stands in the tables' three columns.
+    pub(crate) fn from_columns(trace_id: Option<Uuid>, span_id: Option<i64>, flags: Option<i16>) -> Self {
+        Self {
+            trace_id: trace_id.unwrap_or_default(),
+            span_id: span_id.unwrap_or_default().cast_unsigned(),
+            flags: flags.unwrap_or_default() as u8,
+        }
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_none(&self) -> bool {

@@ -18,6 +18,9 @@ pub enum Error {
     /// A config key is unknown or its value is out of bounds. Nothing was started.
     #[error("{0}")]
     Config(String),
+    /// Names of types, aliases and upcasters do not hold together: everything that is wrong, separated by semicolons.
+    #[error("event types: {0}")]
+    EventTypes(String),
     /// The operating system gave no thread: look at its limits (`ulimit -u`, the container's pids). Nothing was stored.
     #[error("{what} cannot be started: {source}: the operating system gives no further thread")]
     Thread {
@@ -73,6 +76,33 @@ pub enum Error {
         /// The message.
         message_id: Uuid,
     },
+    /// A stream has another version than the append expects. Nothing of its unit of work was stored. Read the stream,
+    /// decide anew, and append with the version read. At REPEATABLE READ or higher an enlisted append may fail with a
+    /// serialization failure (40001) instead.
+    #[error(
+        "stream {stream_id} is at version {found}, expected was {expected}: nothing of this unit of work was stored; read \
+         the stream and decide anew"
+    )]
+    VersionConflict {
+        /// The stream.
+        stream_id: Uuid,
+        /// The version that the event expects before it; 0 for no event at all.
+        expected: i64,
+        /// The version that there is, earlier events of the same unit of work included. (Where those alone make it
+        /// impossible, only they.)
+        found: i64,
+    },
+    /// A read begins, or goes on backwards, where events of the stream were truncated: nothing is silently fewer. Read from
+    /// `first_version` on, or what is missing from the archive.
+    #[error("stream {stream_id} begins at version {first_version}: what was before is truncated ({note})")]
+    StreamTruncated {
+        /// The stream.
+        stream_id: Uuid,
+        /// The first event that is kept.
+        first_version: i64,
+        /// What was noted at the truncation, such as where the archive is.
+        note: String,
+    },
     /// The engine is shutting down or has ended. Nothing was stored.
     #[error("the engine has been shut down: nothing was stored")]
     ShutDown,
@@ -102,6 +132,12 @@ pub enum Error {
     /// The installed schema does not fit this library.
     #[error("{0}")]
     Schema(String),
+    /// Events of a subscription are another member's by now, or were done already: roll back, the batch is not this one's.
+    #[error("the batch is another member's by now, or is done already: roll back; the next one is what is to be done")]
+    CheckpointLost,
+    /// A place in the feed is none, or lies ahead of a server that has lost transactions. The feed can be read from a position.
+    #[error("{0}")]
+    FeedPlace(String),
     /// A connection of the caller's own failed while enlisting.
     #[error("enlist: {0}")]
     Enlist(#[source] tokio_postgres::Error),
@@ -111,6 +147,9 @@ impl From<crate::seam::store::StoreError> for Error {
     fn from(error: crate::seam::store::StoreError) -> Self {
         match error {
             crate::seam::store::StoreError::SchemaChanged { .. } => Self::StoodDown(error),
+            crate::seam::store::StoreError::Truncated { stream_id, first_version, note } => {
+                Self::StreamTruncated { stream_id, first_version, note }
+            }
             error => Self::Store(error),
         }
     }

@@ -31,6 +31,19 @@ pub fn lane_of_message(message_id: Uuid) -> Uuid {
     Uuid::from_u128(message_id.as_u128() ^ (1 << 63))
 }
 
+/// The day of an id in the inbox's memory, in days from 1970; -1 where the id has no time of its own
+/// (`sql/functions/wh_inbox_day.sql`, the same rule; a test compares the two).
+#[must_use]
+pub fn inbox_day(message_id: Uuid) -> i32 {
+    let bytes = message_id.as_bytes();
+    if bytes[6] >> 4 != 7 || bytes[8] >> 6 != 2 {
+        return -1;
+    }
+    let milliseconds = bytes[..6].iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
+    // At most 2^48 / 86,400,000: some three million.
+    (milliseconds / 86_400_000) as i32
+}
+
 /// The id of a stream: the messages that bear it are published one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(Uuid);

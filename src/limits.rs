@@ -8,6 +8,10 @@ pub const LOG_REFERENCES_MAX: usize = 180;
 /// that steps by this number.
 pub const STORE_ROWS_MAX: usize = 4096;
 
+/// Bytes of the messages of one store call, beyond which a further message is the next call's: with one more of the largest
+/// size its parameters stay far below the server's 1 GiB for one.
+pub const STORE_CALL_BYTES_MAX: usize = 64 * 1024 * 1024;
+
 /// Streams locked one by one in one transaction. Beyond it the lock table of the whole server is at
 /// risk (53200 at about 9,250 locks with stock settings); partitions are locked instead.
 pub const STREAM_LOCKS_MAX: usize = 256;
@@ -39,3 +43,7 @@ pub const PARTITIONS_MAX: u32 = 65_536;
 
 /// Shortest and longest lease in milliseconds.
 pub const LEASE_TTL_MS: (u64, u64) = (1_000, 600_000);
+
+/// No further handler starts in a transaction of the inbox that is older, in milliseconds: what it has locked is free
+/// after so long, and the time of one handler. Long enough for hundreds of short ones.
+pub const INBOX_TRANSACTION_MS: u64 = 1_000;

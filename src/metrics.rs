@@ -65,6 +65,25 @@ impl Durations {
     }
 }
 
+/// One member's figures of a subscription. Counts since start unless the name says otherwise.
+#[derive(Debug, Default)]
+pub struct SubscriptionMetrics {
+    /// Events read (those of a batch that comes again once).
+    pub events: Counter,
+    /// Batches read.
+    pub batches: Counter,
+    /// Batches handed out again.
+    pub batches_again: Counter,
+    /// Connections or memberships that were lost.
+    pub reconnects: Counter,
+    /// Partitions it has now.
+    pub partitions_now: Counter,
+    /// Events that the whole subscription was behind at the last look (each quarter of a lease), up to 10,000.
+    pub lag_events_now: Counter,
+    /// Age of the oldest of them then, in milliseconds.
+    pub lag_age_ms_now: Counter,
+}
+
 /// One shard's figures. Counts since start unless the name says otherwise.
 #[derive(Debug, Default)]
 pub struct ShardMetrics {
@@ -102,6 +121,10 @@ pub struct ShardMetrics {
     pub parked_lanes_now: Counter,
     /// Messages copied beside the log behind a parked head.
     pub spilled_rows: Counter,
+    /// Destinations whose breaker is open in this shard, as of now: nothing but probes is sent to them.
+    pub breakers_open_now: Counter,
+    /// Breakers that opened.
+    pub breakers_opened: Counter,
     /// Messages put to the dead letters.
     pub dead_letters: Counter,
     /// Of these, such whose message somebody had deleted before it was published.
@@ -131,6 +154,36 @@ pub struct ShardMetrics {
     pub memory: MemoryMetrics,
 }
 
+/// What the process's listener does. Counts since start unless the name says otherwise.
+#[derive(Debug, Default)]
+pub struct ListenerMetrics {
+    /// What is believed of it: 0 off, 1 not proved yet, 2 healthy, 3 deaf.
+    pub health_now: Counter,
+    /// Tests begun.
+    pub tests: Counter,
+    /// Tests that were not heard in time, connections that ended, and such that could not be made.
+    pub tests_failed: Counter,
+}
+
+/// What the instance that inspects the schema found at its last look (once a minute): all zero in the others.
+#[derive(Debug, Default)]
+pub struct SentinelMetrics {
+    /// Messages stored longer ago than `sentinel.unpublished_ms` and not published, one for each destination.
+    pub unpublished_now: Counter,
+    /// Age of the oldest of them.
+    pub unpublished_age_ms_now: Counter,
+    /// Scheduled messages due longer ago than that.
+    pub overdue_now: Counter,
+    /// Streams parked or held for longer than `sentinel.stuck_ms`.
+    pub stuck_now: Counter,
+    /// For how long the longest of them.
+    pub stuck_age_ms_now: Counter,
+    /// Streams that wait for an operator.
+    pub held_now: Counter,
+    /// Dead letters deleted since the start because they were older than `retention.dead_letters_days`.
+    pub dead_letters_trimmed: Counter,
+}
+
 /// The most that a shard has held at once, by what it is. Each has a bound: `shard/memory` says which.
 #[derive(Debug, Default)]
 pub struct MemoryMetrics {
@@ -150,6 +203,72 @@ pub struct MemoryMetrics {
     pub parked_lanes_max: Counter,
     /// Entries for parked lanes: to look at when they are due, to drain, and outcomes that are not written yet.
     pub parked_entries_max: Counter,
+}
+
+/// Figures of an engine's strategies: what callers queue before a shard has it. Counts since start.
+#[derive(Debug, Default)]
+pub struct StrategyMetrics {
+    /// Batches handed over, each for this reason, in the order of [`crate::engine::Trigger::ALL`].
+    pub handed_over: [Counter; 8],
+    /// Messages in them.
+    pub messages_handed_over: Counter,
+    /// Of these, such whose unit of work was not stored, or of which that is not known.
+    pub messages_refused: Counter,
+    /// Units of work whose refusal nobody has read: their [`crate::engine::Pushed`] was dropped.
+    pub refusals_unread: Counter,
+    /// Units of work that were dropped before they were finished: rolled back.
+    pub units_dropped: Counter,
+}
+
+/// Figures of one consumer of the inbox. Counts since start unless the name says otherwise.
+#[derive(Debug, Default)]
+pub struct InboxMetrics {
+    /// Deliveries that brokers gave.
+    pub received: Counter,
+    /// Of these, copies of what was handled, stored or in hand already.
+    pub duplicates: Counter,
+    /// Deliveries and stored messages whose effects are committed.
+    pub handled: Counter,
+    /// Tries that ended in failure, panics and time-outs included.
+    pub failed: Counter,
+    /// Of these, handlers that did not end in time.
+    pub timed_out: Counter,
+    /// Handlers that others' work or a lost connection disturbed: run again, no attempt counted.
+    pub disturbed: Counter,
+    /// Messages put to the dead letters of the inbox.
+    pub dead: Counter,
+    /// Deliveries given to the broker's dead letters: unknown type, unreadable body, no valid id.
+    pub unreadable: Counter,
+    /// Messages stored behind a parked stream's head, or by `inbox.settle = "stored"`.
+    pub stored: Counter,
+    /// Deliveries given back to the broker.
+    pub abandoned: Counter,
+    /// Deliveries that found their stream in another process's hands, once a look.
+    pub busy: Counter,
+    /// Transactions of results.
+    pub commits: Counter,
+    /// Results in them.
+    pub rows_committed: Counter,
+    /// Transactions that were refused and taken apart to find whose fault it was.
+    pub bisections: Counter,
+    /// Messages emitted by handlers.
+    pub emitted: Counter,
+    /// Looks for retries.
+    pub claims: Counter,
+    /// Stored messages that they found.
+    pub rows_claimed: Counter,
+    /// Deliveries in hand, as of now.
+    pub in_hand_now: Counter,
+    /// Settlements that the broker did not take.
+    pub settle_failures: Counter,
+    /// Connections to a broker that ended.
+    pub disconnects: Counter,
+    /// Connections to the database that were lost.
+    pub reconnects: Counter,
+    /// How long each handler took.
+    pub handler_us: Durations,
+    /// How long each commit took.
+    pub commit_us: Durations,
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Allocations of a message, counted: none on a shard's thread between the ring and the acknowledgement, none in `push`
-//! into a warm arena. What a flush allocates is allowed and printed.
+//! into a warm arena, none in looking up what an event's type is called today. What a flush allocates is allowed and
+//! printed.
 //!
 //! How: every allocation is counted under its thread. The same 10,000 messages go through in flushes of 100 and of
 //! 1,000 rows; what depends on rows and not on flushes would show as a difference.
@@ -11,8 +12,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use corelane::message::kind;
 use corelane::private_postgres::{Options, PrivatePostgres};
-use corelane::{Config, Engine, MemoryTransport, RawMessage, UnitOfWork};
+use corelane::{Config, Decoded, Engine, EventTypes, MemoryTransport, Message, RawMessage, Strategy, UnitOfWork};
 use uuid::Uuid;
 
 const THREADS: usize = 1 << 16;
@@ -126,6 +128,45 @@ impl Load {
     }
 }
 
+#[test]
+fn what_an_events_type_is_called_today_is_found_without_allocating() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Small(u64);
+    impl Message for Small {
+        type Kind = kind::Event;
+        const NAME: &'static str = "small";
+        const DESTINATIONS: &'static [&'static str] = &[];
+        fn stream_id(&self) -> Option<Uuid> {
+            None
+        }
+    }
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Other;
+    impl Message for Other {
+        type Kind = kind::Event;
+        const NAME: &'static str = "other";
+        const DESTINATIONS: &'static [&'static str] = &[];
+        fn stream_id(&self) -> Option<Uuid> {
+            None
+        }
+    }
+    let types = EventTypes::builder()
+        .event::<Small>()
+        .alias("Small", "small")
+        .event::<Other>()
+        .alias("Other", "other")
+        .build()
+        .expect("types");
+    assert_eq!(types.decode::<Small>("Small", "", b"7").known().map(|small| small.0), Some(7));
+    let before = count(this_thread());
+    for n in 0..1_000 {
+        assert_eq!(types.current_name(["small", "Small", "Large"][n % 3]), [Some("small"), Some("small"), None][n % 3]);
+        assert!(matches!(types.decode::<Small>("Large", "", b"1"), Decoded::Unknown));
+        assert!(matches!(types.decode::<Small>("Other", "", b"1"), Decoded::OtherType("other")));
+    }
+    assert_eq!(count(this_thread()) - before, 0, "allocations of 3,000 look-ups");
+}
+
 #[tokio::test]
 async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_push() {
     let server = PrivatePostgres::start(Options::default()).expect("a private Postgres");
@@ -133,6 +174,9 @@ async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_pus
     config.database.url = server.url("postgres");
     config.shards.count = 1;
     config.claim.poll_ms = 10_000;
+    config.strategy.batch_size = 4_000;
+    config.strategy.batch_debounce_ms = 60_000;
+    config.strategy.batch_age_ms_max = 60_000;
     let config = config.overlay_env("CORELANE").expect("a configuration");
     let transport = MemoryTransport::new(|_, _| {});
     let engine = Engine::builder(config).transport(transport).migrate(true).start().await.expect("start");
@@ -183,5 +227,19 @@ async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_pus
         .map(|from| load.push(&mut load.engine.unit_of_work(), from, 1_000, &["somewhere"]))
         .sum();
     assert_eq!(in_push, 0, "allocations of {MESSAGES} pushes into warm arenas");
+
+    // Queued ones join a batch that is warm, too: a ticket a batch, and the column of units, which has had one until now,
+    // doubles ten times. Nothing a message.
+    let mut queued = Vec::with_capacity(1_000);
+    let before = count(this_thread());
+    for n in 0..1_000 {
+        let message =
+            RawMessage::event("alloc.test", b"7").stream(load.streams[n % load.streams.len()]).to(&["somewhere"]);
+        queued.push(load.engine.push_with(Strategy::Batch, &message).expect("room"));
+    }
+    let in_push = count(this_thread()) - before;
+    assert!(in_push <= 12, "{in_push} allocations of 1,000 queued pushes");
+    assert_eq!(load.engine.flush().await.stored, 1_000);
+    drop(queued);
     load.engine.shutdown(Duration::from_secs(10)).await;
 }

@@ -28,6 +28,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("runtime", 3),
     ("private_postgres", 3),
     ("shard", 4),
+    ("inbox", 5),
     ("engine", 5),
     ("bin", 6),
     ("lib", 6),
@@ -175,6 +176,7 @@ fn the_top_level_holds_what_was_agreed() {
         "LICENSE-MIT",
         "README.md",
         "benches",
+        "docs",
         "examples",
         "loadgen",
         "rustfmt.toml",
@@ -202,7 +204,7 @@ fn no_file_names_a_place_of_one_machine_or_a_registry() {
         concat!("deb.debian", ".org"),
     ];
     let mut wrong = Vec::new();
-    for under in ["src", "sql", "tests", "benches", "loadgen", "examples", ".ci"] {
+    for under in ["src", "sql", "tests", "benches", "docs", "loadgen", "examples", ".ci"] {
         for path in files(under, "") {
             let Ok(text) = fs::read_to_string(&path) else { continue };
             wrong.extend(
@@ -217,16 +219,34 @@ fn no_file_names_a_place_of_one_machine_or_a_registry() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+fn sources() -> String {
+    ["src", "tests"]
+        .iter()
+        .flat_map(|under| files(under, ".rs"))
+        .map(|path| fs::read_to_string(path).expect("source"))
+        .collect()
+}
+
+/// Names of the functions that are tests.
+fn tests_of(sources: &str) -> BTreeSet<&str> {
+    let mut found = BTreeSet::new();
+    let mut marked = false;
+    for line in sources.lines().map(str::trim_start) {
+        marked |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+        if let Some((_, name)) = line.split_once("fn ").filter(|_| marked && !line.starts_with("//")) {
+            found.insert(name.split('(').next().expect("a name"));
+            marked = false;
+        }
+    }
+    found
+}
+
 #[test]
 fn each_invariant_of_the_architecture_names_a_test_that_exists() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let section =
         text.split("## Invariants").nth(1).expect("the section Invariants").split("\n## ").next().expect("section");
-    let sources: String = ["src", "tests"]
-        .iter()
-        .flat_map(|under| files(under, ".rs"))
-        .map(|path| fs::read_to_string(path).expect("source"))
-        .collect();
+    let sources = sources();
     let mut count = 0;
     for line in
         section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| #") && !line.starts_with("| -"))
@@ -240,6 +260,105 @@ fn each_invariant_of_the_architecture_names_a_test_that_exists() {
         count += 1;
     }
     assert!(count >= 10, "{count} invariants");
+}
+
+#[test]
+fn each_hard_case_names_tests_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let section = text.split("## Hard cases").nth(1).expect("the section Hard cases");
+    let sources = sources();
+    let tests = tests_of(&sources);
+    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 30, "{} cases", rows.len());
+    for row in rows {
+        let named: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty() || row.starts_with("| no test of the name yet"), "no test is named: {row}");
+        for test in named {
+            assert!(tests.contains(test), "there is no test {test} of this case: {row}");
+        }
+    }
+}
+
+/// The reference's acceptance lines that docs/differences.md tells of: the first and the last number of each kind.
+const ASKED: &[(&str, u32, u32)] = &[
+    ("OSP-", 1, 18),
+    ("IMM-", 1, 15),
+    ("SCO-", 1, 20),
+    ("INT-", 1, 18),
+    ("BAT-", 1, 8),
+    ("FAC-", 1, 1),
+    ("HLP-", 1, 1),
+    ("DEF-", 1, 1),
+    ("PWB-", 1, 32),
+    ("DAP-", 1, 16),
+    ("SQL-", 1, 34),
+    ("CT-", 1, 5),
+    ("PUB-", 1, 15),
+    ("IDLE-", 1, 1),
+    ("INB-", 1, 1),
+    ("INF-", 1, 1),
+    ("MNT-", 1, 3),
+    ("SCH-", 1, 1),
+    ("PRT-", 1, 1),
+    ("SEQ-", 1, 1),
+    ("EXE-", 1, 1),
+    ("D-", 1, 14),
+    ("A", 107, 116),
+    ("A", 139, 147),
+];
+
+/// The lines that a first cell names: `OSP-01, OSP-03 to OSP-05`.
+fn lines_of(cell: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for part in cell.split(", ") {
+        let (first, last) = part.split_once(" to ").unwrap_or((part, part));
+        let kind = first.trim_end_matches(|c: char| c.is_ascii_digit());
+        assert!(last.starts_with(kind), "{part}: of one kind");
+        match (first[kind.len()..].parse::<u32>(), last[kind.len()..].parse::<u32>()) {
+            (Ok(from), Ok(to)) if from <= to => lines.extend((from..=to).map(|number| format!("{kind}{number:02}"))),
+            _ => lines.push(part.to_owned()),
+        }
+    }
+    lines
+}
+
+#[test]
+fn each_acceptance_line_of_the_reference_is_held_by_tests_different_for_a_reason_or_a_gap() {
+    let text = fs::read_to_string(root().join("docs/differences.md")).expect("docs/differences.md");
+    let sources = sources();
+    let tests = tests_of(&sources);
+    let (rows, gaps) = text.split_once("\n## Gaps\n").expect("the heading Gaps");
+    let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let of = |text: &str| {
+        let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| line"));
+        rows.map(cells).collect::<Vec<_>>()
+    };
+    let (mut told, mut missing) = (BTreeSet::new(), BTreeSet::new());
+    for row in of(rows) {
+        let [line, _there, here, by] = row.as_slice() else { panic!("four cells: {row:?}") };
+        let named: Vec<&str> = by.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "{line}: no test is named");
+        for test in named {
+            assert!(tests.contains(test), "{line}: there is no test {test}");
+        }
+        let different = here.starts_with("different");
+        assert!(different || here.starts_with("held"), "{line}: held or different, not: {here}");
+        let promise = here.match_indices('P').any(|(at, _)| here[at + 1..].starts_with(|c: char| c.is_ascii_digit()));
+        assert!(!different || promise, "{line}: which promise stands for it? {here}");
+        for one in lines_of(line) {
+            assert!(told.insert(one.clone()), "{one} stands in two rows");
+        }
+    }
+    for row in of(gaps) {
+        assert_eq!(row.len(), 3, "three cells: {row:?}");
+        missing.extend(lines_of(&row[0]));
+    }
+    for (kind, first, last) in ASKED {
+        for number in *first..=*last {
+            let line = format!("{kind}{number:02}");
+            assert!(told.contains(&line) || missing.contains(&line), "{line} is not told of");
+        }
+    }
 }
 
 #[test]

@@ -1,15 +1,17 @@
-//! The command line: `run` (also without a word), `verify`, `compare`, and the two hidden processes that
+//! The command line: `run` (also without a word), `verify`, `compare`, `strategies`, and the two hidden processes that
 //! `verify` starts.
 //!
 //! Invariant: nothing here decides; values are only read and described. `scenario` checks them together.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use corelane::Strategy;
 
 use crate::sink::server::SinkArgs;
 use crate::verify::engine_process::EngineArgs;
+use crate::verify::relay_process::RelayArgs;
 
 /// Drives Corelane against a real Postgres: how fast, how dear, and does it keep its promises.
 #[derive(Debug, Parser)]
@@ -32,17 +34,40 @@ pub enum Command {
     Verify(Box<VerifyArgs>),
     /// Measure Corelane beside the usual outbox cycle and the bare insert, alternating, in one run.
     Compare(Box<CompareArgs>),
+    /// Measure the strategies (immediate, scoped, interval, batch) at several numbers of callers.
+    Strategies(Box<StrategiesArgs>),
     /// The sink of `verify`, in its own process.
     #[command(hide = true)]
     Sink(SinkArgs),
     /// The engine of `verify`, in its own process.
     #[command(hide = true)]
     Engine(Box<EngineArgs>),
+    /// The engine of `verify --scenario relay`, in its own process.
+    #[command(hide = true)]
+    Relay(Box<RelayArgs>),
+}
+
+impl Command {
+    /// Where its figures are to be written.
+    #[must_use]
+    pub fn json(&self) -> Option<&Path> {
+        let path = match self {
+            Self::Run(args) => &args.json,
+            Self::Compare(args) => &args.load.json,
+            Self::Verify(args) => &args.load.json,
+            Self::Strategies(args) => &args.json,
+            Self::Sink(_) | Self::Engine(_) | Self::Relay(_) => &None,
+        };
+        path.as_deref()
+    }
 }
 
 /// The load, and where it goes.
 #[derive(Clone, Debug, Args)]
 pub struct LoadArgs {
+    /// What is loaded.
+    #[arg(long, value_enum, default_value_t = ScenarioChoice::Outbox)]
+    pub scenario: ScenarioChoice,
     /// Threads that make messages.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub producers: usize,
@@ -109,6 +134,28 @@ pub struct LoadArgs {
     /// Alternate so often with the same run without --hold, --parked or --backlog, which stands beside as `clean`.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub pairs: usize,
+    /// Of 100 appends, so many expect a version that is not the stream's any more (scenario `events`).
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub conflicts_percent: u32,
+    /// Of 100 arrivals, so many are copies (scenarios `inbox` and `relay`; `verify` sends ten of a hundred twice).
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub duplicates_percent: u32,
+}
+
+/// What is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ScenarioChoice {
+    /// Messages are stored, published in order, completed.
+    #[default]
+    Outbox,
+    /// Events are appended with expected versions.
+    Events,
+    /// Deliveries arrive and are handled once.
+    Inbox,
+    /// Events are appended, and a subscription sees them.
+    Subscribe,
+    /// Messages arrive from a broker, are handled once, and what their handlers emit goes to the broker again.
+    Relay,
 }
 
 /// How messages are spread over streams.
@@ -184,12 +231,47 @@ pub struct CompareArgs {
     /// The load.
     #[command(flatten)]
     pub load: LoadArgs,
-    /// What to compare with; may be repeated; without it with both.
+    /// What to compare with; may be repeated; without it with what is usual for the load.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub against: Vec<Against>,
     /// Rounds, alternating; medians are shown.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub rounds: usize,
+}
+
+/// `strategies`.
+#[derive(Clone, Debug, Args)]
+pub struct StrategiesArgs {
+    /// Which of them, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "immediate,scoped,interval,batch")]
+    pub strategy: Vec<Strategy>,
+    /// Callers at the same time, separated by commas: a row of the table each.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,256")]
+    pub callers: Vec<usize>,
+    /// Messages of a unit of work of `scoped`.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub unit: usize,
+    /// Messages a second of `interval` and `batch`, over all callers.
+    #[arg(long, value_name = "N", default_value_t = 5_000.0)]
+    pub rate: f64,
+    /// How long to measure each row.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+    pub duration: Duration,
+    /// Load before the clock starts.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "500ms")]
+    pub warm_up: Duration,
+    /// Bytes of one payload.
+    #[arg(long, value_name = "BYTES", default_value_t = 200)]
+    pub payload_bytes: usize,
+    /// A database to use, in a schema of its own; without it a private, throw-away server is started.
+    #[arg(long, value_name = "URL", env = "LOADGEN_DATABASE_URL", hide_env_values = true)]
+    pub database_url: Option<String>,
+    /// The engine's config file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// What Corelane is compared with.
@@ -199,6 +281,14 @@ pub enum Against {
     SeedCycle,
     /// The same event rows into the same table with only its primary key, and nothing else.
     InsertCeiling,
+    /// Appends with expected versions by the unique index, tried again after a conflict.
+    AppendPlain,
+    /// Appends with expected versions over a counter row a stream.
+    AppendCounter,
+    /// Remembered ids, a statement and a commit each.
+    DedupOne,
+    /// Remembered ids, a statement and a commit a batch.
+    DedupBatch,
 }
 
 /// `verify`.
@@ -229,8 +319,17 @@ pub enum FaultChoice {
     CommitCut,
     BackendKill,
     ServerRestart,
+    ReadOnly,
+    StatementTimeout,
+    NetworkDelay,
+    NetworkLoss,
+    Skew,
+    EngineStop,
     EngineKill,
     EngineStall,
+    HangUp,
+    ShortLocks,
+    Redeliver,
     ForeignSql,
     Enlisted,
     LowerXid,

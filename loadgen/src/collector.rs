@@ -207,6 +207,7 @@ mod tests {
                 stream_seq,
                 version: stream_seq,
                 fence: 1,
+                replayed: false,
                 type_name: "t",
                 content_type: "application/json",
                 correlation_id: mark.to_uuid(),

@@ -8,20 +8,23 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::baselines::{insert_ceiling, seed_cycle};
-use crate::cli::{Against, CompareArgs};
-use crate::engine_side;
+use crate::baselines::{appends, dedup, insert_ceiling, seed_cycle};
+use crate::cli::{Against, CompareArgs, ScenarioChoice};
 use crate::failure::{Failure, Result};
 use crate::figures::Figures;
 use crate::report::{self, Column};
-use crate::run::{Outcome, figures_broken, resolve_rate, settings};
+use crate::run::{Ending, Outcome, figures_broken, resolve_rate, settings};
 use crate::scenario::{Scenario, Until};
+use crate::scenarios;
 use crate::target::Target;
 
 /// A round of three subjects at ten seconds each, with set-up: three of them take two minutes.
 const DURATION: Duration = Duration::from_secs(10);
 /// One batch size ends within five minutes.
 const SECONDS_MAX: f64 = 270.0;
+
+/// Connections of the baselines of `inbox`: as many as a consumer has workers by itself.
+const CONSUMERS: usize = 4;
 
 /// Compares and prints the table.
 ///
@@ -35,8 +38,7 @@ pub async fn compare(args: &CompareArgs) -> Result<Outcome> {
     if scenario.backlog > 0 || scenario.parked > 0 || args.load.config.len() > 1 || args.load.pairs > 0 {
         return Err(Failure::Usage("--backlog, --parked, --pairs and a second --config belong to run".into()));
     }
-    let mut against =
-        if args.against.is_empty() { vec![Against::SeedCycle, Against::InsertCeiling] } else { args.against.clone() };
+    let mut against = if args.against.is_empty() { usual(scenario.kind) } else { args.against.clone() };
     against.dedup();
     if args.load.duration.is_none() && args.load.count.is_none() {
         scenario.until = Until::Elapsed(DURATION);
@@ -56,13 +58,17 @@ pub async fn compare(args: &CompareArgs) -> Result<Outcome> {
     let mut theirs = vec![Vec::new(); against.len()];
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
-        let figures = engine_side::measure(&target, &scenario, "corelane").await?;
+        let figures = scenarios::measure(&target, &scenario, "corelane").await?;
         let shards = figures.shards;
         ours.push(figures);
         for (subject, rounds) in against.iter().zip(&mut theirs) {
             rounds.push(match subject {
                 Against::SeedCycle => seed_cycle::measure(&target, &scenario, shards).await?,
                 Against::InsertCeiling => insert_ceiling::measure(&target, &scenario, shards).await?,
+                Against::AppendPlain => appends::measure(&target, &scenario, shards, appends::Way::Plain).await?,
+                Against::AppendCounter => appends::measure(&target, &scenario, shards, appends::Way::Counter).await?,
+                Against::DedupOne => dedup::measure(&target, &scenario, CONSUMERS, dedup::Way::One).await?,
+                Against::DedupBatch => dedup::measure(&target, &scenario, CONSUMERS, dedup::Way::Batch).await?,
             });
         }
     }
@@ -93,13 +99,27 @@ pub async fn compare(args: &CompareArgs) -> Result<Outcome> {
     report::put(&mut json, "ratios", ratios);
     report::put(&mut json, "rounds", rounds);
     report::put(&mut json, "server_settings", settings);
-    Ok(Outcome { json, broken: figures_broken(&figures) })
+    Ok(Outcome { json, ending: Ending::of(figures_broken(&figures)) })
 }
 
 fn key_of(against: Against) -> &'static str {
     match against {
         Against::SeedCycle => "seed_cycle",
         Against::InsertCeiling => "insert_ceiling",
+        Against::AppendPlain => "append_plain",
+        Against::AppendCounter => "append_counter",
+        Against::DedupOne => "dedup_one",
+        Against::DedupBatch => "dedup_batch",
+    }
+}
+
+/// What a load is compared with where nothing is said.
+fn usual(kind: ScenarioChoice) -> Vec<Against> {
+    match kind {
+        ScenarioChoice::Outbox => vec![Against::SeedCycle, Against::InsertCeiling],
+        ScenarioChoice::Events => vec![Against::InsertCeiling, Against::AppendPlain, Against::AppendCounter],
+        ScenarioChoice::Inbox => vec![Against::DedupOne, Against::DedupBatch],
+        ScenarioChoice::Subscribe | ScenarioChoice::Relay => vec![Against::InsertCeiling],
     }
 }
 

@@ -29,14 +29,13 @@ use crate::hold::Held;
 use crate::latency::Recorder;
 use crate::measure::{Meter, charge, charge_counts};
 use crate::progress::{Tally, Watch};
+use crate::running;
 use crate::scenario::Scenario;
 use crate::shape::{Payload, StreamChoice, StreamFamily};
 use crate::target::{Target, quoted};
 
 /// Messages behind one refused head of `--parked`.
 const PARKED_ROWS_A_STREAM: u64 = 100;
-/// Longest time an engine may take to end.
-const SHUTDOWN: Duration = Duration::from_secs(20);
 
 /// Installs the engine's schema.
 ///
@@ -76,10 +75,7 @@ pub fn config(scenario: &Scenario, url: &str, schema: &str) -> Result<Config> {
 /// # Errors
 /// Of the server or the engine. Broken promises are figures, no errors.
 pub async fn measure(target: &Target, scenario: &Scenario, title: &str) -> Result<Figures> {
-    let schema = target.fresh_schema().await?;
-    let outcome = in_schema(target, scenario, title, &schema).await;
-    target.drop_schema(&schema).await?;
-    outcome
+    target.in_fresh_schema(async |schema| in_schema(target, scenario, title, schema).await).await
 }
 
 async fn in_schema(target: &Target, scenario: &Scenario, title: &str, schema: &str) -> Result<Figures> {
@@ -277,19 +273,14 @@ impl Subject<'_> {
 async fn start(builders: Vec<Builder>) -> Result<Vec<Engine>> {
     let mut engines = Vec::with_capacity(builders.len());
     for builder in builders {
-        engines.push(builder.start().await?);
+        engines.push(running::start_one(builder).await?);
     }
     Ok(engines)
 }
 
 /// Ends the engines whatever came before; what came before is the answer.
 async fn finish(engines: &[Engine], outcome: Result<Figures>) -> Result<Figures> {
-    for engine in engines {
-        let report = engine.shutdown(SHUTDOWN).await;
-        if report.shards_lost > 0 {
-            eprintln!("loadgen: {} shards did not end within {SHUTDOWN:?}", report.shards_lost);
-        }
-    }
+    running::end(engines).await;
     outcome
 }
 
@@ -373,11 +364,7 @@ impl Enqueue for Message {
     }
 
     fn write_payload(&self, buffer: &mut Vec<u8>, bytes_max: usize) -> Result<(), PayloadError> {
-        if self.payload.len() > bytes_max {
-            return Err(PayloadError::TooLong);
-        }
-        self.payload.write(buffer);
-        Ok(())
+        self.payload.write(buffer, bytes_max)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What can stop loadgen, in words for the person at the terminal.
 //!
 //! Invariant: a broken promise is not a failure of loadgen; it is a finding, with exit code 1. What is here
-//! ends with exit code 2 and says what to do.
+//! ends with exit code 2 and says what to do; [`Failure::Promise`] alone is a finding that ends a run.
 
 /// Result of most calls here.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -15,6 +15,15 @@ pub enum Failure {
     /// The database said no.
     #[error("database: {}", database_text(.0))]
     Database(#[from] tokio_postgres::Error),
+    /// It cannot be reached, or lets nobody in.
+    #[error("database at {place}: {}", database_text(.source))]
+    Unreachable {
+        /// Host and port, never the password.
+        place: String,
+        /// What was said.
+        #[source]
+        source: tokio_postgres::Error,
+    },
     /// The engine said no.
     #[error("engine: {0}")]
     Engine(#[from] corelane::Error),
@@ -30,6 +39,9 @@ pub enum Failure {
     /// Something that should have happened in a bounded time did not.
     #[error("{0}")]
     TimedOut(String),
+    /// The engine did not do in time what it promises to do: a finding, which ended the run.
+    #[error("{0}")]
+    Promise(String),
     /// A part of loadgen itself broke: its report would be worth nothing.
     #[error("{0}: a defect of loadgen, please report it")]
     Broken(String),

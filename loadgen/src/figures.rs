@@ -84,6 +84,21 @@ pub struct Figures {
     pub copies: u64,
     /// Calls the engine refused because it was full.
     pub overloaded: u64,
+    /// Streams whose versions are not 1 to n (`events`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gaps: Option<u64>,
+    /// Appends that were told of another version, and made again (`events`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conflicts: Option<u64>,
+    /// Deliveries whose effect was there already, and stayed as it was (`inbox`, `relay`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duplicates: Option<u64>,
+    /// Messages with two effects (`inbox`, `relay`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub double_effects: Option<u64>,
+    /// Events that a subscription passed over (`subscribe`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skips: Option<u64>,
     /// By claim, of all published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed_messages: Option<u64>,
@@ -116,6 +131,7 @@ impl Figures {
         let Some(last) = rounds.last() else { return Self::default() };
         let number = |of: fn(&Self) -> f64| median(rounds.iter().map(of).collect()).unwrap_or(0.0);
         let maybe = |of: fn(&Self) -> Option<f64>| median(rounds.iter().filter_map(of).collect());
+        let sum = |of: fn(&Self) -> Option<u64>| rounds.iter().filter_map(of).reduce(|sum, one| sum + one);
         let latency = |of: fn(&Latencies) -> Option<Percentiles>| {
             let each: Vec<Percentiles> = rounds.iter().filter_map(|round| of(&round.latency_ms)).collect();
             let part = |of: fn(&Percentiles) -> f64| median(each.iter().map(of).collect());
@@ -146,6 +162,11 @@ impl Figures {
             lost: rounds.iter().map(|f| f.lost).sum(),
             copies: rounds.iter().map(|f| f.copies).sum(),
             overloaded: rounds.iter().map(|f| f.overloaded).sum(),
+            gaps: sum(|f| f.gaps),
+            conflicts: sum(|f| f.conflicts),
+            duplicates: sum(|f| f.duplicates),
+            double_effects: sum(|f| f.double_effects),
+            skips: sum(|f| f.skips),
             ..last.clone()
         }
     }

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use loadgen::cli::{Cli, Command};
 use loadgen::failure::{Failure, Result};
-use loadgen::{compare, report, run, sink, verify};
+use loadgen::run::Ending;
+use loadgen::{compare, report, run, running, sink, strategies, verify};
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
@@ -23,11 +24,12 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     match start(cli) {
-        Ok(false) => ExitCode::SUCCESS,
-        Ok(true) => {
+        Ok(Ending::Held) => ExitCode::SUCCESS,
+        Ok(Ending::Broken) => {
             eprintln!("loadgen: a promise is broken");
             ExitCode::from(1)
         }
+        Ok(Ending::Undecided) => ExitCode::from(2),
         Err(failure) => {
             eprintln!("loadgen: {failure}");
             ExitCode::from(2)
@@ -35,8 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Answers whether a promise is broken.
-fn start(cli: Cli) -> Result<bool> {
+fn start(cli: Cli) -> Result<Ending> {
     let command = cli.command.unwrap_or_else(|| Command::Run(Box::new(cli.run)));
     let threads = match &command {
         Command::Run(args) => args.producers,
@@ -49,26 +50,36 @@ fn start(cli: Cli) -> Result<bool> {
         .build()
         .map_err(Failure::io("starting threads"))?;
     runtime.block_on(async {
+        let mut work = std::pin::pin!(dispatch(command));
         tokio::select! {
-            outcome = dispatch(command) => outcome,
-            // Everything on the stack is dropped: the private server ends and its directory goes.
-            _ = interrupted() => Err(Failure::Interrupted),
+            outcome = &mut work => outcome,
+            _ = interrupted() => {
+                // The engines first; then the work is dropped: the private server ends and its directory goes.
+                running::end_running().await;
+                Err(Failure::Interrupted)
+            }
         }
     })
 }
 
-async fn dispatch(command: Command) -> Result<bool> {
-    let (outcome, json) = match command {
-        Command::Run(args) => (run::run(&args).await?, args.json),
-        Command::Compare(args) => (compare::compare(&args).await?, args.load.json),
-        Command::Verify(args) => (verify::verify(&args).await?, args.load.json),
-        Command::Sink(args) => return sink::server::run(args).await.map(|()| false),
-        Command::Engine(args) => return verify::engine_process::run(*args).await.map(|()| false),
+async fn dispatch(command: Command) -> Result<Ending> {
+    let json = command.json().map(Path::to_owned);
+    if let Some(path) = &json {
+        report::check_writable(path)?;
+    }
+    let outcome = match command {
+        Command::Run(args) => run::run(&args).await?,
+        Command::Compare(args) => compare::compare(&args).await?,
+        Command::Strategies(args) => strategies::strategies(&args).await?,
+        Command::Verify(args) => verify::verify(&args).await?,
+        Command::Sink(args) => return sink::server::run(args).await.map(|()| Ending::Held),
+        Command::Engine(args) => return verify::engine_process::run(*args).await.map(|()| Ending::Held),
+        Command::Relay(args) => return verify::relay_process::run(*args).await.map(|()| Ending::Held),
     };
-    if let Some(path) = json.as_deref().map(Path::new) {
+    if let Some(path) = &json {
         report::write_json(path, &outcome.json)?;
     }
-    Ok(outcome.broken)
+    Ok(outcome.ending)
 }
 
 async fn interrupted() {

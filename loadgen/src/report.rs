@@ -56,6 +56,12 @@ pub fn table(columns: &[Column<'_>]) -> Table {
     row("order violations", &|f| f.order_violations.to_string());
     row("lost", &|f| f.lost.to_string());
     row("copies", &|f| f.copies.to_string());
+    let some = |count: Option<u64>| count.map_or(String::new(), |count| count.to_string());
+    row("streams with gaps in their versions", &|f| some(f.gaps));
+    row("conflicts, appended again", &|f| some(f.conflicts));
+    row("duplicates", &|f| some(f.duplicates));
+    row("double effects", &|f| some(f.double_effects));
+    row("skips", &|f| some(f.skips));
     row("calls refused as overloaded", &|f| if f.overloaded > 0 { f.overloaded.to_string() } else { String::new() });
     table
 }
@@ -125,6 +131,19 @@ pub fn put(object: &mut Map<String, Value>, key: &str, value: impl Serialize) {
     object.insert(key.to_owned(), serde_json::to_value(value).unwrap_or(Value::Null));
 }
 
+/// Refuses a path that could not be written in the end, before anything is measured. Leaves nothing behind.
+///
+/// # Errors
+/// Naming the path.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let refused = |source| Failure::Io { what: format!("--json {}: cannot be written", path.display()), source };
+    if path.is_dir() {
+        return Err(refused(std::io::ErrorKind::IsADirectory.into()));
+    }
+    let beside = path.with_extension("json.part");
+    std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside)).map_err(refused)
+}
+
 /// Writes the file: beside it first, then over it.
 ///
 /// # Errors
@@ -186,6 +205,18 @@ mod tests {
         }
         for key in ["store", "publish", "end_to_end", "claim"] {
             assert!(object["latency_ms"].as_object().unwrap().contains_key(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_is_refused_before_the_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let good = directory.path().join("figures.json");
+        check_writable(&good).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left behind");
+        for bad in [directory.path().join("no/such/figures.json"), directory.path().to_owned()] {
+            let error = check_writable(&bad).unwrap_err().to_string();
+            assert!(error.contains(&bad.display().to_string()), "{error}");
         }
     }
 

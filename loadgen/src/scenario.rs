@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{Affinity, Distribution, Hold, LoadArgs, RuntimeChoice};
+use crate::cli::{Affinity, Distribution, Hold, LoadArgs, RuntimeChoice, ScenarioChoice};
 use crate::failure::{Failure, Result};
 
 /// When a measurement ends.
@@ -33,6 +33,7 @@ pub enum Rate {
 #[derive(Clone, Debug)]
 #[allow(missing_docs)] // The command line describes each.
 pub struct Scenario {
+    pub kind: ScenarioChoice,
     pub producers: usize,
     pub callers: usize,
     pub streams: u32,
@@ -51,6 +52,8 @@ pub struct Scenario {
     pub hold: Option<Hold>,
     pub parked: u64,
     pub backlog: u64,
+    pub conflicts_percent: u32,
+    pub duplicates_percent: u32,
 }
 
 /// The smallest payload: its JSON frame and the counter.
@@ -87,9 +90,25 @@ impl Scenario {
         }
         in_range("--parked", args.parked, 0, 10_000_000)?;
         in_range("--backlog", args.backlog, 0, 100_000_000)?;
+        in_range("--conflicts-percent", args.conflicts_percent.into(), 0, 100)?;
+        in_range("--duplicates-percent", args.duplicates_percent.into(), 0, 100)?;
         in_range("--pairs", args.pairs as u64, 0, 100)?;
         if args.config.len() > 2 {
             return Err(Failure::Usage("--config may be given once, or twice to alternate between two".into()));
+        }
+        let is_outbox = args.scenario == ScenarioChoice::Outbox;
+        if !is_outbox && (args.hold.is_some() || args.parked > 0 || args.backlog > 0) {
+            return Err(Failure::Usage("--hold, --parked and --backlog belong to the scenario outbox".into()));
+        }
+        if !is_outbox && args.scenario != ScenarioChoice::Relay && args.instances > 1 {
+            return Err(Failure::Usage("--instances belongs to the scenarios outbox and relay".into()));
+        }
+        if args.conflicts_percent > 0 && args.scenario != ScenarioChoice::Events {
+            return Err(Failure::Usage("--conflicts-percent belongs to the scenario events".into()));
+        }
+        let arrive = matches!(args.scenario, ScenarioChoice::Inbox | ScenarioChoice::Relay);
+        if args.duplicates_percent > 0 && !arrive {
+            return Err(Failure::Usage("--duplicates-percent belongs to the scenarios inbox and relay".into()));
         }
         let until = match (args.duration, args.count) {
             (_, Some(count)) => {
@@ -110,6 +129,7 @@ impl Scenario {
             ));
         }
         Ok(Self {
+            kind: args.scenario,
             producers: args.producers,
             callers,
             streams: args.streams,
@@ -128,6 +148,8 @@ impl Scenario {
             hold: args.hold,
             parked: args.parked,
             backlog: args.backlog,
+            conflicts_percent: args.conflicts_percent,
+            duplicates_percent: args.duplicates_percent,
         })
     }
 
@@ -140,7 +162,19 @@ impl Scenario {
     /// One word or two for the table's head.
     #[must_use]
     pub fn name(&self) -> String {
-        let mut name = String::from("outbox");
+        let mut name = String::from(match self.kind {
+            ScenarioChoice::Outbox => "outbox",
+            ScenarioChoice::Events => "events",
+            ScenarioChoice::Inbox => "inbox",
+            ScenarioChoice::Subscribe => "subscribe",
+            ScenarioChoice::Relay => "relay",
+        });
+        if self.conflicts_percent > 0 {
+            name.push_str(&format!(" conflicts={}%", self.conflicts_percent));
+        }
+        if self.duplicates_percent > 0 {
+            name.push_str(&format!(" duplicates={}%", self.duplicates_percent));
+        }
         if let Some(hold) = self.hold {
             name.push_str(" hold=");
             name.push_str(hold.name());

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use corelane::message::PayloadError;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
@@ -82,6 +83,35 @@ impl StreamChoice {
             }
         };
         self.caller + place * self.callers
+    }
+}
+
+/// The streams of one caller, one after the other, with their versions: a batch meets none twice while there are enough.
+#[derive(Debug)]
+pub struct OwnStreams {
+    family: StreamFamily,
+    caller: u32,
+    callers: u32,
+    versions: Vec<i64>,
+    next: usize,
+}
+
+impl OwnStreams {
+    /// Those of one caller.
+    #[must_use]
+    pub fn new(scenario: &Scenario, caller: usize, family: StreamFamily) -> Self {
+        let (callers, caller) = (scenario.callers as u32, caller as u32);
+        let own = (scenario.streams - caller).div_ceil(callers) as usize;
+        Self { family, caller, callers, versions: vec![0; own], next: 0 }
+    }
+
+    /// The next stream and its version; it has one event more from now on.
+    pub fn draw(&mut self) -> (Uuid, i64) {
+        let place = self.next;
+        self.next = (place + 1) % self.versions.len();
+        let version = self.versions[place];
+        self.versions[place] += 1;
+        (self.family.stream(self.caller + place as u32 * self.callers), version)
     }
 }
 
@@ -169,10 +199,17 @@ impl PayloadView {
     }
 
     /// Appends it.
-    pub fn write(&self, buffer: &mut Vec<u8>) {
+    ///
+    /// # Errors
+    /// [`PayloadError::TooLong`] if it has more than `bytes_max` bytes.
+    pub fn write(&self, buffer: &mut Vec<u8>, bytes_max: usize) -> Result<(), PayloadError> {
+        if self.bytes.len() > bytes_max {
+            return Err(PayloadError::TooLong);
+        }
         let start = buffer.len();
         buffer.extend_from_slice(&self.bytes);
         write_counter(&mut buffer[start..], self.counter);
+        Ok(())
     }
 }
 
@@ -204,7 +241,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_slice(&second).unwrap();
         assert_eq!(value["n"], "000000000002");
         let mut written = b"before".to_vec();
-        payload.view().write(&mut written);
+        payload.view().write(&mut written, usize::MAX).unwrap();
         assert_eq!(written[6..], second[..]);
         assert_eq!(Payload::new(crate::scenario::PAYLOAD_BYTES_MIN).draw().len(), 32);
     }

@@ -6,13 +6,19 @@
 //! - Faults and figures that need the server's processes exist on the private server only.
 
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
+use tokio_postgres::config::Host;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, NoTls};
 use uuid::Uuid;
 
 use crate::cpu::ServerCpu;
 use crate::failure::{Failure, Result};
 use crate::private_server::PrivateServer;
+
+/// How long a server may take until it lets somebody in again.
+const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
 /// Where the load goes.
 #[derive(Debug)]
@@ -57,12 +63,33 @@ impl Target {
         self.private.as_ref()
     }
 
-    /// A connection of loadgen's own. Its task ends with the client.
+    /// Does something in a schema of its own, which goes with it whatever comes of it.
+    ///
+    /// # Errors
+    /// Of the work, or of the database.
+    pub async fn in_fresh_schema<T>(&self, work: impl AsyncFnOnce(&str) -> Result<T>) -> Result<T> {
+        let schema = self.fresh_schema().await?;
+        let outcome = work(&schema).await;
+        self.drop_schema(&schema).await?;
+        outcome
+    }
+
+    /// A connection of loadgen's own. Its task ends with the client. A server that is starting, or recovers from a
+    /// fault of ours, is waited for.
     ///
     /// # Errors
     /// Where the server refuses.
     pub async fn connect(&self) -> Result<Client> {
-        let (client, connection) = self.config.connect(NoTls).await?;
+        let deadline = Instant::now() + RECOVERY_MAX;
+        let (client, connection) = loop {
+            match self.config.connect(NoTls).await {
+                Ok(connected) => break connected,
+                Err(error) if error.code() == Some(&SqlState::CANNOT_CONNECT_NOW) && Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(source) => return Err(Failure::Unreachable { place: place(&self.config), source }),
+            }
+        };
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection of loadgen ended");
@@ -142,8 +169,36 @@ impl Target {
     }
 }
 
+/// Where it was looked for.
+fn place(config: &Config) -> String {
+    let ports = config.get_ports();
+    let hosts = config.get_hosts().iter().enumerate().map(|(index, host)| {
+        let host = match host {
+            Host::Tcp(name) => name.clone(),
+            Host::Unix(directory) => directory.display().to_string(),
+        };
+        // One port counts for all hosts.
+        let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
+        format!("{host}:{port}")
+    });
+    hosts.collect::<Vec<_>>().join(", ")
+}
+
 /// A name quoted as an SQL identifier.
 #[must_use]
 pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_named_without_the_password() {
+        let error = Target::open(Some("postgres://someone:hunter2@127.0.0.1:1/x")).await.unwrap_err().to_string();
+        assert!(error.starts_with("database at 127.0.0.1:1: ") && !error.contains("hunter2"), "{error}");
+        let error = Target::open(Some("host=/nowhere port=77 user=a password=hunter2")).await.unwrap_err().to_string();
+        assert!(error.starts_with("database at /nowhere:77: ") && !error.contains("hunter2"), "{error}");
+    }
 }

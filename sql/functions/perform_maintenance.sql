@@ -12,7 +12,8 @@
 -- locks: maintenance (one at a time, by trying); lock_timeout 1 s for rows; see wh_truncate_segment
 -- time: run it with a statement_timeout of about a second; what earlier steps have done is kept
 -- cost: a few probes when there is nothing to do; else a page of what wh_check_resolved, wh_note_flushes and
---     wh_carry_numbers say, and at most 1,000 cursors
+--     wh_carry_numbers say, and at most 1,000 cursors, 100 ended instances (a day after their end), 2,000 notes of
+--     flushes and 2,000 of workers that are gone (among what all workers have in hand)
 create or replace function @schema@.perform_maintenance(
     p_incarnation int4, out truncated int4, out rotated bool, out blocked_by int4, out cursors_trimmed int4,
     out work_left bool, out more bool)
@@ -57,9 +58,34 @@ begin
         and not exists (select from wh_partition p where p.owner = i.number)
         and i.number in (select d.number from wh_instance d where d.state <> 0 order by d.number limit 100);
 
-    delete from wh_flush_given_up g where g.given_up_at < clock_timestamp() - interval '1 day';
+    delete from wh_flush_given_up g
+    using (
+        select g.incarnation, g.shard from wh_flush_given_up g
+        where g.given_up_at < clock_timestamp() - interval '1 day' limit 1000
+    ) old
+    where g.incarnation = old.incarnation and g.shard = old.shard;
     delete from wh_flush_truncated t
-    where not exists (select from wh_instance i where i.number = t.incarnation and i.state = 0);
+    using (
+        select t.incarnation, t.shard from wh_flush_truncated t
+        where not exists (select from wh_instance i where i.number = t.incarnation and i.state = 0) limit 1000
+    ) old
+    where t.incarnation = old.incarnation and t.shard = old.shard;
+
+    -- Of workers that are gone. Their own last calls may be at it.
+    delete from wh_handed_out h
+    using (
+        select h.ctid from wh_handed_out h
+        where not exists (select from wh_instance i where i.number = h.incarnation and i.state = 0)
+        limit 1000 for update skip locked
+    ) old
+    where h.ctid = old.ctid;
+    delete from wh_worker_watch w
+    using (
+        select w.ctid from wh_worker_watch w
+        where not exists (select from wh_instance i where i.number = w.incarnation and i.state = 0)
+        limit 1000 for update skip locked
+    ) old
+    where w.ctid = old.ctid;
 
     select s.current, s.switched_at into strict v_current, v_switched_at from wh_segment s;
     -- The one that writers go to next comes first: while it is not empty they cannot be switched.

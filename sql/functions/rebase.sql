@@ -5,8 +5,8 @@
 -- out: done (false: not needed), generation, pending (references in the log), parked (lanes), scheduled, dead_letters
 -- errors: 55006 if an instance still works here
 -- locks: the tables of the outbox, ACCESS EXCLUSIVE (run it with a lock_timeout and try again)
--- keeps: numbers, versions, positions, parked lanes, scheduled messages and dead letters as they are. A message stored
---     here since the restore counts as pending, whatever the old cursors say of its transaction id.
+-- keeps: numbers, versions, positions, parked lanes, scheduled messages, dead letters and what subscriptions have read as
+--     they are. A message stored here since the restore counts as pending, whatever the old cursors say of its transaction id.
 -- the one exception to "no row of the log is ever deleted": nobody reads it meanwhile
 -- cost: the log, and one pass over the event store (for its highest position)
 create or replace function @schema@.rebase(
@@ -28,7 +28,9 @@ declare
 begin
     lock table wh_installation in exclusive mode;
     lock table wh_log, wh_outbox, wh_event_store, wh_scheduled, wh_partition, wh_cursor, wh_instance, wh_parked,
-        wh_parked_reference, wh_dead_letter, wh_stream, wh_segment, wh_rotation in access exclusive mode;
+        wh_parked_reference, wh_dead_letter, wh_stream, wh_segment, wh_rotation, wh_inspection,
+        wh_handed_out, wh_worker_watch, wh_subscription, wh_subscription_member, wh_subscription_partition
+        in access exclusive mode;
     select c.system_identifier into v_server from pg_catalog.pg_control_system() c;
     select i.system_identifier <> v_server, i.generation into strict v_other_server, generation from wh_installation i;
     done := false;
@@ -64,9 +66,11 @@ begin
         from unnest(o.partition, o.destination_index, o.stream_seq, o.version, o.lane_id)
             with ordinality u(partition, destination_index, stream_seq, version, lane_id, turn)
         join resolved r on r.partition = u.partition
-        where o.born_here
-            or not pg_visible_in_snapshot(o.xid::text::xid8, r.base)
-            and not pg_visible_in_snapshot(o.xid::text::xid8, r.cursor)
+        -- Words to owners are left out: whoever begins anew finds what they were about beside the log.
+        where u.stream_seq > 0
+            and (o.born_here
+                or not pg_visible_in_snapshot(o.xid::text::xid8, r.base)
+                and not pg_visible_in_snapshot(o.xid::text::xid8, r.cursor))
     ) k
     where k.partition is not null
     order by o.position;
@@ -79,7 +83,7 @@ begin
     for v_sequence in
         select s.name, pg_get_serial_sequence(s.name, s.key) as sequence, s.key
         from (values ('wh_instance', 'number'), ('wh_cursor', 'number'), ('wh_dead_letter', 'dead_letter_id'),
-            ('wh_scheduled', 'scheduled_id')) s(name, key)
+            ('wh_scheduled', 'scheduled_id'), ('wh_subscription', 'subscription')) s(name, key)
     loop
         execute format('select max(%I) from %I', v_sequence.key, v_sequence.name) into v_last;
         v_last := greatest(v_last, pg_sequence_last_value(v_sequence.sequence::regclass));
@@ -93,8 +97,24 @@ begin
     delete from wh_cursor;
     delete from wh_instance;
     delete from wh_rotation;
+    delete from wh_handed_out;
+    delete from wh_worker_watch;
+    update wh_inspection set inspector = 0, inspected_at = '-infinity';
     delete from wh_epoch;
     insert into wh_epoch default values;
+    -- What subscriptions have read goes by the old ids for what is stored now, and begins anew for what comes. One that
+    -- had not read everything from before the rebase before reads again what it had of that.
+    delete from wh_subscription_member;
+    update wh_subscription_partition p
+    set owner = null, fence = p.fence + 1, floor = v_position + 4095, resolved = '1:1:', target = null, target_floor = 0,
+        position = 0, before_from = case when p.before_from >= i.rebased_position then i.rebased_position
+            else greatest(p.before_from, case when p.target is null then 0 else least(p.position, i.rebased_position) end)
+        end,
+        before_resolved = case when p.before_from >= i.rebased_position then p.resolved else '1:1:' end,
+        before_target = case when p.before_from >= i.rebased_position then p.target end,
+        before_position = case when p.before_from >= i.rebased_position then p.position else 0 end,
+        before_is_foreign = v_other_server
+    from wh_installation i;
     update wh_installation i
     set system_identifier = v_server, generation = i.generation + 1, rebased_position = v_position + 4095,
         database_oid = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())

@@ -1,16 +1,15 @@
 -- register_instance: a new incarnation. Its session lock says that it is alive, for as long as the connection is.
 -- in: p_id (made by the process), p_service_name, p_instance_name, p_lease_ms, p_shards
---     p_owns: whether it takes partitions at all; one that only stores does not; null (a program of the version before
---         does not say): it counts while it holds some
+--     p_owns: whether it takes partitions at all; one that only stores does not; null (not said, as by a program of the
+--         version before, or not yet): it counts while it holds some
 --     p_direct: the connection is the process's own, so it can hold the session lock; behind a pooler it cannot, and
 --         the incarnation is taken over only when its lease ends
 -- out: number, partition_count
--- locks: who is to own, one after the other (until the end of the transaction); "alive" of the incarnation, for the session, before its row can be seen: who sees the row and gets the
---     lock may mark it dead. Needs a direct connection
+-- locks: who is to own, one after the other (until the end of the transaction); "alive" of the incarnation, for the
+--     session, before its row can be seen: who sees the row and gets the lock may mark it dead. Needs a direct connection
 -- cost: one row, and the server's control file
 -- refused with CL002 where the installation stems from elsewhere (copied or restored): see check_installation;
---     with CL008 if it is to own and another service's incarnations own partitions of this schema: what one service
---     stores, the other's transport would publish
+--     with CL008 if it is to own and another service does: see wh_enter_service
 create or replace function @schema@.register_instance(
     p_id uuid, p_service_name text, p_instance_name text, p_lease_ms int8, p_shards int4,
     p_owns bool default null, p_direct bool default true,
@@ -20,25 +19,13 @@ set search_path = @schema@, pg_temp
 as $$
 declare
     v_why_not text;
-    v_service_name text;
 begin
     select c.why_not, c.partition_count into v_why_not, partition_count from check_installation() c;
     if v_why_not is not null then
         raise exception '%', v_why_not using errcode = 'CL002';
     end if;
     if p_owns then
-        -- One after the other: two services that start together must not both find nobody.
-        perform pg_advisory_xact_lock(wh_lock_class(6), 1);
-        select i.service_name into v_service_name
-        from wh_instance i
-        where i.state = 0 and i.service_name <> p_service_name and i.lease_until > clock_timestamp()
-            and coalesce(i.owns, exists (select from wh_partition p where p.owner = i.number))
-        order by i.number limit 1;
-        if found then
-            raise exception 'the partitions of this schema belong to the service %: service % cannot own any',
-                v_service_name, p_service_name
-                using errcode = 'CL008', hint = 'Give each service a schema of its own, or let this one only store.';
-        end if;
+        perform wh_enter_service(p_service_name);
     end if;
     insert into wh_instance as i (id, service_name, instance_name, lease_until, shards, owns, direct)
     values (p_id, p_service_name, p_instance_name, clock_timestamp() + p_lease_ms * interval '1 millisecond', p_shards,

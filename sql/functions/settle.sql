@@ -3,7 +3,8 @@
 -- in: p_incarnation, p_shard, p_ownership (the set of partitions the cursor was made for), p_epoch (the life of the
 --         server all of it stems from: in another one, whose transaction ids mean others, nothing is written and
 --         the answer names it; null: any), p_cursor (or null)
---     park: lanes that wait (due in milliseconds from now by the database's clock); the last of two wins
+--     park: lanes that wait (due in milliseconds from now by the database's clock; in a hundred years, 3155760000000:
+--         held until an operator lets it go on); the last of two wins
 --     spill: references to keep beside the log; the body of a message of wh_outbox is copied. Their lanes are
 --         parked, due now, if they are not
 --     drained: kept references that are acknowledged     dead: references that go to the dead letters
@@ -79,18 +80,22 @@ begin
                     else array[s.lane_id] end)
                 and (o.lane_id = s.lane_id or o.stream_id is null and o.message_id = s.lane_id)
             where not exists (
-                select from @schema@.wh_parked_reference k
-                where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
+                    select from @schema@.wh_parked_reference k
+                    where k.lane_id = s.lane_id and k.destination = s.destination and k.stream_seq = s.stream_seq)
+                -- Buried before the last cursor, and read again since: an operator decides about it.
+                and not exists (
+                    select from @schema@.wh_dead_letter d
+                    where d.lane_id = s.lane_id and d.destination = s.destination and d.stream_seq = s.stream_seq)
             order by s.lane_id, s.destination, s.stream_seq, o.lane_id <> s.lane_id
             on conflict do nothing;
         end if;
 
         if cardinality(p_park_lane) > 0 then
-            insert into @schema@.wh_parked as k (stream_seq, due, lane_id, partition, attempts, reason, error_cut,
+            insert into @schema@.wh_parked as k (stream_seq, due, lane_id, partition, attempts, reason, error_cut, held,
                 destination, error)
             select distinct on (n.lane_id, n.destination) n.stream_seq,
                 clock_timestamp() + n.due_in_ms * interval '1 millisecond', n.lane_id, n.partition, n.attempts,
-                n.reason, n.error_cut, n.destination, n.error
+                n.reason, n.error_cut, n.due_in_ms >= 3155760000000, n.destination, n.error
             from unnest(p_park_lane, p_park_destination, p_park_partition, p_park_seq, p_park_attempts, p_park_reason,
                 p_park_error, p_park_error_cut, p_park_due_in_ms) with ordinality
                 n(lane_id, destination, partition, stream_seq, attempts, reason, error, error_cut, due_in_ms, turn)
@@ -98,7 +103,7 @@ begin
             on conflict (lane_id, destination) do update
             set stream_seq = excluded.stream_seq, due = excluded.due, partition = excluded.partition,
                 attempts = excluded.attempts, reason = excluded.reason, error_cut = excluded.error_cut,
-                error = excluded.error;
+                held = excluded.held, error = excluded.error;
         end if;
 
         if cardinality(p_spill_lane) > 0 then
@@ -125,7 +130,8 @@ begin
             -- beside the log.
             insert into @schema@.wh_dead_letter (stream_seq, version, position, span_id, stored_at, lane_id,
                 stream_id, message_id, correlation_id, causation_id, trace_id, partition, attempts, trace_flags,
-                reason, error_cut, destination, error, error_fingerprint, type_name, content_type, metadata, payload)
+                reason, error_cut, destination, error, error_fingerprint, type_name, content_type, metadata, payload,
+                retried)
             select distinct on (d.lane_id, d.destination, d.stream_seq) d.stream_seq, d.version,
                 coalesce(e.position, o.position, k.position), coalesce(e.span_id, o.span_id, k.span_id),
                 coalesce(e.stored_at, o.stored_at, k.stored_at), d.lane_id,
@@ -137,7 +143,8 @@ begin
                 md5(regexp_replace(left(d.error, 512), '[0-9a-fA-F]{8,}|[0-9]+', '#', 'g')),
                 coalesce(e.type_name, o.type_name, k.type_name),
                 coalesce(e.content_type, o.content_type, k.content_type),
-                coalesce(o.metadata, k.metadata), coalesce(o.payload, k.payload)
+                coalesce(o.metadata, k.metadata), coalesce(o.payload, k.payload),
+                coalesce(k.retried, 0)
             from unnest(p_dead_lane, p_dead_destination, p_dead_partition, p_dead_seq, p_dead_version,
                 p_dead_attempts, p_dead_reason, p_dead_error, p_dead_error_cut) with ordinality
                 d(lane_id, destination, partition, stream_seq, version, attempts, reason, error, error_cut, turn)
@@ -149,8 +156,7 @@ begin
                     else array[d.lane_id] end)
                 and (o.lane_id = d.lane_id or o.stream_id is null and o.message_id = d.lane_id)
             left join @schema@.wh_parked_reference k
-                on d.version = 0 and k.lane_id = d.lane_id and k.destination = d.destination
-                and k.stream_seq = d.stream_seq
+                on k.lane_id = d.lane_id and k.destination = d.destination and k.stream_seq = d.stream_seq
             order by d.lane_id, d.destination, d.stream_seq, d.turn, o.lane_id <> d.lane_id
             on conflict (lane_id, destination, stream_seq) do nothing;
             delete from @schema@.wh_parked_reference k
@@ -159,6 +165,14 @@ begin
         end if;
 
         if cardinality(p_unpark_lane) > 0 then
+            -- Whoever puts something beside the log for a lane writes its row: it is waited for, and found by the
+            -- statement after this one.
+            perform
+            from @schema@.wh_parked k
+            join unnest(p_unpark_lane, p_unpark_destination) u(lane_id, destination)
+                on k.lane_id = u.lane_id and k.destination = u.destination
+            order by k.lane_id, k.destination
+            for update of k;
             delete from @schema@.wh_parked k
             using unnest(p_unpark_lane, p_unpark_destination) u(lane_id, destination)
             where k.lane_id = u.lane_id and k.destination = u.destination

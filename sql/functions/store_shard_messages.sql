@@ -6,12 +6,14 @@
 --     p_partitions: partitions of all rows, ascending, without doubles
 --     p_known: the last numbers of all streams are known, so the rows have their final ones; else those of unknown
 --         streams count from 1
---     rows: p_kind (0 message, 1 event, 2 message without stream; + 4: scheduled; null: all are events), columns,
---         null where no row has a value; p_due null where nothing is scheduled
+--     rows: p_kind (0 message, 1 event, 2 message without stream; + 4: scheduled; 9: an event of which its caller
+--         expects the version that stands in p_version; null: all are events), columns, null where no row has a value;
+--         p_due null where nothing is scheduled
 --     log: p_log_end / p_log_dictionary_end (last reference / name of each log row), p_log_owned, p_dictionary,
 --         of each reference p_log_row (1-based; null: one reference a row, in order) and p_log_destination (1-based
 --         into the log row's names; null: all the first)
--- out: busy: streams that are locked elsewhere; if not null, nothing was written and all else is null
+-- out: busy: streams that are locked elsewhere; if not null, nothing was written and all else is null, unless they are
+--         streams of which a caller expects another version than they have: then last_version says which they have
 --     xid, epoch, position (row i has position + i - 1), owned, is_foreign
 --     last_seq, last_version: looked-up numbers of all streams that get numbers, in the order of their first rows;
 --         null if those given were used
@@ -21,7 +23,7 @@
 --     at most 256. Whatever is read, is read in a later statement than the locks.
 -- numbers: taken as they are where all streams are known, the ownership is right and no other writer's log row is
 --     outside what the reader has read; else looked up under the locks. A wrong one fails the call by 23505: there
---     is no `on conflict` on numbers.
+--     is no `on conflict` on numbers. So an expected version needs a look only where numbers are looked up.
 -- cost: two statements of constant size, then one insert a table: no look-up a row on the usual way. Objects are
 --     named with their schema instead of by search_path; the planner settings keep a plan that was made on an
 --     empty table from walking a full one. Arrays unnested in the select list run in step without a tuplestore a
@@ -62,6 +64,7 @@ declare
     v_log_seq int8[];
     v_log_version int8[];
     v_log_lane uuid[];
+    v_conflict_version int8[];
     v_begin int4 := 1;
     v_name int4 := 1;
 begin
@@ -85,7 +88,7 @@ begin
             from (
                 select r.lane_id as id, min(r.partition) as partition
                 from unnest(p_kind, p_lane_id, p_partition) r(kind, lane_id, partition)
-                where coalesce(r.kind, 1) in (0, 1) and r.partition = any (v_contested)
+                where coalesce(r.kind, 1) in (0, 1, 9) and r.partition = any (v_contested)
                 group by r.lane_id
             ) s
         ) s
@@ -124,11 +127,13 @@ begin
         ),
         s as materialized (
             select r.lane_id as id, min(r.turn) as turn, min(r.seq) - 1 as assumed_seq,
-                min(r.version) filter (where r.version > 0) - 1 as assumed_version
-            from r where coalesce(r.kind, 1) in (0, 1) group by r.lane_id
+                min(r.version) filter (where r.version > 0) - 1 as assumed_version,
+                coalesce(bool_or(r.kind = 9), false) as is_expected
+            from r where coalesce(r.kind, 1) in (0, 1, 9) group by r.lane_id
         ),
         n as materialized (
             select s.id, s.turn, s.assumed_seq, s.assumed_version, coalesce(e.version, 0) as version,
+                s.is_expected and coalesce(e.version, 0) <> s.assumed_version as is_conflict,
                 greatest(coalesce(e.stream_seq, 0), o.stream_seq, coalesce(c.last_seq, 0)) as seq
             from s
             left join lateral (
@@ -149,16 +154,25 @@ begin
         numbered as (
             select r.turn, r.seq + coalesce(n.seq - n.assumed_seq, 0) as seq,
                 case when r.version > 0 then r.version + n.version - n.assumed_version else 0 end as version
-            from r left join n on n.id = r.lane_id and coalesce(r.kind, 1) in (0, 1)
+            from r left join n on n.id = r.lane_id and coalesce(r.kind, 1) in (0, 1, 9)
         )
-        select coalesce(found.seq, '{}'), coalesce(found.version, '{}'), rows.seq, rows.version
-        into last_seq, last_version, p_stream_seq, p_version
+        select coalesce(found.seq, '{}'), coalesce(found.version, '{}'), rows.seq, rows.version, found.conflict,
+            found.conflict_version
+        into last_seq, last_version, p_stream_seq, p_version, busy, v_conflict_version
         from (
-            select array_agg(n.seq order by n.turn) as seq, array_agg(n.version order by n.turn) as version from n
+            select array_agg(n.seq order by n.turn) as seq, array_agg(n.version order by n.turn) as version,
+                array_agg(n.id order by n.turn) filter (where n.is_conflict) as conflict,
+                array_agg(n.version order by n.turn) filter (where n.is_conflict) as conflict_version
+            from n
         ) found, (
             select array_agg(d.seq order by d.turn) as seq, array_agg(d.version order by d.turn) as version
             from numbered d
         ) rows;
+        if busy is not null then
+            last_seq := null;
+            last_version := v_conflict_version;
+            return;
+        end if;
     end if;
 
     -- In this order: see wh_draw_position.
@@ -186,7 +200,7 @@ begin
                 unnest(p_trace_flags) as trace_flags, unnest(p_type_name) as type_name,
                 unnest(p_content_type) as content_type, unnest(p_metadata) as metadata, unnest(p_payload) as payload
         ) r
-        where coalesce(r.kind, 1) = 1;
+        where coalesce(r.kind, 1) in (1, 9);
     end if;
     if p_messages > 0 then
         insert into @schema@.wh_outbox (position, stream_seq, xid, span_id, stored_at, lane_id, stream_id,
@@ -221,7 +235,7 @@ begin
                 with ordinality r(kind, due, destination_end, span_id, lane_id, message_id, correlation_id,
                 causation_id, trace_id, partition, trace_flags, type_name, content_type, metadata, payload, turn)
         ) r
-        where r.kind >= 4;
+        where r.kind in (4, 6);
     end if;
 
     if p_log_row is null then

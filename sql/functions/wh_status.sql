@@ -14,9 +14,10 @@ as $$
     from (
         select count(*) as size
         from wh_log l
-        cross join lateral unnest(l.partition) u(partition)
+        cross join lateral unnest(l.partition, l.stream_seq) u(partition, stream_seq)
         join wh_resolved r on r.partition = u.partition
-        where not pg_visible_in_snapshot(l.xid::text::xid8, r.base)
+        where u.stream_seq > 0 -- the others are words to owners
+            and not pg_visible_in_snapshot(l.xid::text::xid8, r.base)
             and not pg_visible_in_snapshot(l.xid::text::xid8, r.cursor)
     ) p
     union all

@@ -11,6 +11,7 @@
 
 use uuid::Uuid;
 
+use super::arena::{ArenaFull, has_room};
 use super::names::DestinationId;
 use crate::envelope::Trace;
 use crate::ids::lane_of_message;
@@ -30,6 +31,11 @@ pub const ROW_EVENT: u8 = 1;
 pub const ROW_STREAMLESS: u8 = 2;
 /// A reference whose message is not stored any more: the row has its place and nothing to publish.
 pub const ROW_MISSING: u8 = 4;
+/// A copy that an operator has asked for.
+pub const ROW_REPLAYED: u8 = 16;
+
+/// Its caller expects its stream at a version: see [`Rows::expected`].
+pub const ROW_EXPECTED: u8 = 8;
 
 /// Bytes of a row in the columns: three ids and a lane, six numbers, the trace context, four spans.
 const ROW_BYTES: usize = 4 * size_of::<Uuid>() + 6 * size_of::<i64>() + size_of::<Trace>() + 4 * size_of::<Span>();
@@ -106,6 +112,10 @@ pub struct Rows {
     pub reference_row: Vec<u32>,
     /// The destination of each reference.
     pub reference_destination: Vec<DestinationId>,
+    /// The rows of events whose caller expects a version, ascending.
+    pub expected_row: Vec<u32>,
+    /// The version that each of them expects its stream to have before it.
+    pub expected_version: Vec<i64>,
     /// One past the last row of each unit of work, ascending.
     pub unit_end: Vec<u32>,
     /// The bytes.
@@ -155,6 +165,12 @@ impl Rows {
         self.arena.len() + self.len() * ROW_BYTES + self.reference_count() * REFERENCE_BYTES
     }
 
+    /// Bytes that are held for it, about, whatever is in it: what a warm batch costs.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.arena.capacity() + self.message_id.capacity() * ROW_BYTES + self.reference_row.capacity() * REFERENCE_BYTES
+    }
+
     /// Whether there is no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -181,11 +197,8 @@ impl Rows {
     /// `row.payload` is not read.
     ///
     /// # Errors
-    /// That of `write`; the columns are then as they were.
-    ///
-    /// # Panics
-    /// As [`Rows::push`].
-    pub fn push_written<E>(
+    /// That of `write`, or that there is no room for the message; the columns are then as they were.
+    pub fn push_written<E: From<ArenaFull>>(
         &mut self,
         row: &NewRow<'_>,
         destinations: &[DestinationId],
@@ -196,10 +209,13 @@ impl Rows {
             self.arena.truncate(start);
             return Err(error);
         }
-        assert!(
-            start <= self.arena.len() && self.arena.len() <= u32::MAX as usize,
-            "a batch's arena holds at most 4 GiB"
-        );
+        assert!(start <= self.arena.len(), "a payload is appended");
+        let more = row.type_name.len() + row.content_type.len() + row.metadata.len();
+        if !has_room(self.arena.len(), more) {
+            let bytes = self.arena.len() + more;
+            self.arena.truncate(start);
+            return Err(ArenaFull { message_id: row.message_id, bytes }.into());
+        }
         let payload = Span { start: start as u32, len: (self.arena.len() - start) as u32 };
         Ok(self.push_row(row, payload, destinations))
     }
@@ -271,8 +287,62 @@ impl Rows {
         .then(|| (self.text(self.type_name[row]), self.text(self.metadata[row])))
     }
 
+    /// As [`Rows::push_copy`], where several batches become one.
+    ///
+    /// # Errors
+    /// There is no room for it; nothing was appended.
+    pub fn try_push_copy(&mut self, from: &Self, row: usize) -> Result<(), ArenaFull> {
+        let more = from.row_bytes(row);
+        if !has_room(self.arena.len(), more) {
+            return Err(ArenaFull { message_id: from.message_id[row], bytes: self.arena.len().saturating_add(more) });
+        }
+        self.push_copy(from, row);
+        Ok(())
+    }
+
+    /// Bytes of a row in the arena.
+    #[must_use]
+    pub fn row_bytes(&self, row: usize) -> usize {
+        self.spans(row).iter().map(|span| span.len as usize).sum()
+    }
+
+    fn spans(&self, row: usize) -> [Span; 4] {
+        [self.type_name[row], self.content_type[row], self.metadata[row], self.payload[row]]
+    }
+
+    /// Takes the row away that was appended last, with its bytes. Its unit of work is still open.
+    pub fn pop(&mut self) {
+        let Some(row) = self.len().checked_sub(1) else { return };
+        let start = self.spans(row).iter().map(|span| span.start).min();
+        self.arena.truncate(start.unwrap_or_default() as usize);
+        let first = self.reference_row.partition_point(|of| (*of as usize) < row);
+        self.reference_row.truncate(first);
+        self.reference_destination.truncate(first);
+        let first = self.expected_row.partition_point(|of| (*of as usize) < row);
+        self.expected_row.truncate(first);
+        self.expected_version.truncate(first);
+        self.message_id.pop();
+        self.lane_id.pop();
+        self.partition.pop();
+        self.flags.pop();
+        self.stream_seq.pop();
+        self.version.pop();
+        self.correlation_id.pop();
+        self.causation_id.pop();
+        self.trace.pop();
+        self.type_name.pop();
+        self.content_type.pop();
+        self.metadata.pop();
+        self.payload.pop();
+        self.due_unix_us.pop();
+    }
+
     /// Appends a copy of another batch's row with its references and numbers.
+    ///
+    /// # Panics
+    /// As [`Rows::push`]; a part of one batch has room.
     pub fn push_copy(&mut self, from: &Self, row: usize) {
+        assert!(has_room(self.arena.len(), from.row_bytes(row)), "a batch's arena holds at most 4 GiB");
         let index = self.message_id.len();
         self.message_id.push(from.message_id[row]);
         self.lane_id.push(from.lane_id[row]);
@@ -300,6 +370,38 @@ impl Rows {
             self.reference_row.push(index as u32);
             self.reference_destination.push(from.reference_destination[reference]);
         }
+        if let Some(version) = from.expected(row) {
+            self.expected_row.push(index as u32);
+            self.expected_version.push(version);
+        }
+    }
+
+    /// Expects of the row appended last, an event of a stream, that its stream has this version before it.
+    ///
+    /// # Panics
+    /// If it is no event of a stream, or has an expectation already.
+    pub fn expect_version(&mut self, version: i64) {
+        let flags = self.flags.last_mut().filter(|flags| **flags == ROW_EVENT);
+        let Some(flags) = flags else { panic!("only an event of a stream has a version, and one expectation") };
+        *flags |= ROW_EXPECTED;
+        self.expected_row.push(self.message_id.len() as u32 - 1);
+        self.expected_version.push(version);
+    }
+
+    /// The version that the row's caller expects its stream to have before it; `None`: any.
+    #[must_use]
+    pub fn expected(&self, row: usize) -> Option<i64> {
+        if self.flags[row] & ROW_EXPECTED == 0 {
+            return None;
+        }
+        let at = self.expected_row.binary_search(&(row as u32)).ok()?;
+        Some(self.expected_version[at])
+    }
+
+    /// Whether any row's caller expects a version.
+    #[must_use]
+    pub fn has_expectations(&self) -> bool {
+        !self.expected_row.is_empty()
     }
 
     /// Closes the unit of work that is open, if it has rows.
@@ -334,6 +436,12 @@ impl Rows {
         self.flags[row] & ROW_MISSING != 0
     }
 
+    /// Whether an operator has asked for this copy.
+    #[must_use]
+    pub fn is_replayed(&self, row: usize) -> bool {
+        self.flags[row] & ROW_REPLAYED != 0
+    }
+
     /// Whether the row is scheduled: it has no number and no reference in the log before it is due. Who writes it and
     /// who publishes it must agree on this, or an acknowledged message is lost; so nobody asks in another way.
     #[must_use]
@@ -365,14 +473,20 @@ impl Rows {
         self.due_unix_us.clear();
         self.reference_row.clear();
         self.reference_destination.clear();
+        self.expected_row.clear();
+        self.expected_version.clear();
         self.unit_end.clear();
         self.arena.clear();
     }
 
     fn append(&mut self, bytes: &[u8]) -> Span {
         let start = self.arena.len();
-        assert!(start + bytes.len() <= u32::MAX as usize, "a batch's arena holds at most 4 GiB");
+        assert!(has_room(start, bytes.len()), "a batch's arena holds at most 4 GiB");
         self.arena.extend_from_slice(bytes);
         Span { start: start as u32, len: bytes.len() as u32 }
     }
 }
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;

@@ -4,7 +4,9 @@
 //!
 //! A line reads: `name: type = default, unit, bounds, figure of loadgen's report that moves, reason`.
 
-use super::value::{Bounds, Field, Origin, RuntimeChoice, Value};
+use super::destinations::Destinations;
+use super::inbox_words::{RetryBy, SettleWhen};
+use super::value::{Bounds, Field, OnDead, Origin, Prepared, RuntimeChoice, Strategy, Value};
 use crate::limits::{LEASE_TTL_MS, NAME_BYTES_MAX, PARTITIONS_MAX, STORE_ROWS_MAX};
 
 /// A key as the table has it.
@@ -61,6 +63,8 @@ macro_rules! keys {
                 $(#[$section_doc])*
                 pub $section: $Section,
             )*
+            /// What is said of single destinations.
+            pub destinations: Destinations,
             pub(super) origins: Vec<Origin>,
         }
 
@@ -68,6 +72,7 @@ macro_rules! keys {
             fn default() -> Self {
                 Self {
                     $($section: $Section { $($field: $default,)* },)*
+                    destinations: Destinations::default(),
                     origins: vec![Origin::Default; KEYS.len()],
                 }
             }
@@ -100,7 +105,13 @@ keys! {
     /// Which database.
     database: Database {
         url: String = String::new(), "URL", Bounds::Secret, "",
-            "`postgres://user@host/database`, or a `host=… dbname=…` line; a direct connection, not a transaction pool";
+            "`postgres://user@host/database`, or a `host=… dbname=…` line; a transaction pooler's, if `database.direct_url` is set or `database.direct` is false";
+        direct_url: String = String::new(), "URL", Bounds::Secret, "time to take over, latency of foreign messages",
+            "the same database without the pooler: the lease keeper's connections (session lock, LISTEN). Empty: `database.url` is direct";
+        direct: bool = true, "word", Bounds::Choice(&["true", "false"]), "time to take over, latency of foreign messages",
+            "false: there is no direct connection at all; a dead process is followed when its lease ends, and messages of others are found by polling";
+        prepared_statements: Prepared = Prepared::Auto, "word", Bounds::Choice(Prepared::NAMES), "CPU of the server",
+            "auto: on, but off through a pooler; on: for a pooler that keeps them for its clients; off: each statement is sent whole";
         schema: String = "corelane".to_owned(), "name", Bounds::Text { min: 1, max: 63 }, "",
             "two services in two schemas of one database do not notice each other";
         connect_timeout_ms: u64 = 5_000, "ms", whole(100, 60_000, ""), "",
@@ -145,6 +156,19 @@ keys! {
         age_us_max: u64 = 500, "µs", whole(0, 1_000_000, "0 = at once"), "latency_ms.store",
             "longest wait for company; the rows that came meanwhile share one commit";
     }
+    /// When a unit of work is handed to its shard.
+    strategy: Strategies {
+        default: Strategy = Strategy::Scoped, "word", Bounds::Choice(Strategy::NAMES), "strategies[]",
+            "for `push` and `unit_of_work`, where the program names none; a unit of work stays whole whatever is set here";
+        interval_ms: u64 = 100, "ms", whole(1, 60_000, ""), "calls and latency of `interval`",
+            "longer: fewer commits; shorter: earlier acknowledgements, on average after half of it";
+        batch_size: usize = 100, "messages", whole(1, STORE_ROWS_MAX as u64, "one store call takes no more"), "calls and latency of `batch`",
+            "so many queued messages are handed over at once";
+        batch_debounce_ms: u64 = 100, "ms", whole(1, 60_000, ""), "latency of `batch`",
+            "fewer are handed over when none has come for so long";
+        batch_age_ms_max: u64 = 1_000, "ms", whole(1, 600_000, ""), "latency of `batch`",
+            "or when the oldest has waited so long: a trickle cannot put the flush off for ever";
+    }
     /// How committed messages are found that were not published from memory.
     claim: Claim {
         rows_max: usize = 1_000, "references", whole(1, STORE_ROWS_MAX as u64, ""), "claim p99",
@@ -155,6 +179,15 @@ keys! {
             "first interval of looking for messages of other processes";
         poll_ms_max: u64 = 10_000, "ms", whole(1, 600_000, ""), "statements a second when idle",
             "the interval doubles up to this while nothing is found";
+        poll_relaxed_ms: u64 = 5_000, "ms", whole(0, 600_000, "at most `claim.poll_ms_max` counts"), "statements a second when idle",
+            "first interval while the listener has proved itself (if it is longer than `claim.poll_ms`); while it has not, every interval is `claim.poll_ms`";
+    }
+    /// Hearing what other processes say.
+    listen: Listen {
+        test_interval_ms: u64 = 30_000, "ms", whole(100, 600_000, ""), "statements a second when idle",
+            "how often the listening connection says something to itself; one that does not hear it is connected again";
+        test_timeout_ms: u64 = 2_000, "ms", whole(10, 60_000, ""), "time until a deaf listener is known",
+            "how long its own word may be on its way";
     }
     /// Messages in memory that wait for their turn.
     lane: Lane {
@@ -190,11 +223,73 @@ keys! {
             "so many failures, then the dead letters; not ready and throttled count none";
         jitter_percent: u32 = 10, "% of the wait", whole(0, 50, ""), "",
             "spreads the tries of what failed together";
+        on_dead: OnDead = OnDead::Continue, "word", Bounds::Choice(OnDead::NAMES), "streams that are held",
+            "what becomes of a stream whose message died: it goes on, or waits for an operator; `[destinations.\"name\"] on_dead` says otherwise for one";
+    }
+    /// Destinations that fail.
+    breaker: Breaker {
+        failures_max: u32 = 5, "failures", whole(0, 1_000_000, "0 = never"), "attempts while a destination is down",
+            "so many in a row, of several streams, and nothing is sent to the destination for a while but a probe";
+        base_ms: u64 = 3_000, "ms", whole(1, 3_600_000, ""), "time to notice that it is back",
+            "the first pause; doubles with each probe that fails";
+        cap_ms: u64 = 300_000, "ms", whole(1, 3_600_000, ""), "time to notice that it is back",
+            "longest pause";
+    }
+    /// What is kept, and for how long.
+    retention: Retention {
+        dead_letters_days: u32 = 0, "days", whole(0, 36_500, "0 = for ever"), "",
+            "dead letters that are older are deleted; one that holds its stream stays";
+    }
+    /// What waits longer than it should.
+    sentinel: Sentinel {
+        unpublished_ms: u64 = 60_000, "ms", whole(1_000, 31_536_000_000, ""), "unpublished messages",
+            "stored longer ago and not published, beside the log or dead: counted once a minute, and said in the log";
+        stuck_ms: u64 = 3_600_000, "ms", whole(1_000, 31_536_000_000, ""), "stuck streams",
+            "streams that are parked or held for longer: counted once a minute, and said in the log";
     }
     /// How far a shard has come, as the database knows it.
     cursor: Cursor {
         interval_ms: u64 = 50, "ms", whole(1, 10_000, ""), "commits_per_message, copies after a crash",
             "a crash publishes again at most what was acknowledged since the last cursor";
+    }
+    /// Messages that come from brokers.
+    inbox: Inbox {
+        workers: usize = 4, "tasks a consumer, threads", whole(1, 64, ""), "inbox throughput",
+            "a stream is handled by one of them; each has a connection of its own, and user code runs on as many threads";
+        concurrency_max: usize = 40, "handlers", whole(1, 10_000, ""), "handlers at once",
+            "handlers of all consumers of this process that run at the same time; of a stream one at a time";
+        rows_max: usize = 2_000, "deliveries a consumer", whole(1, 1_000_000, ""), "memory while handlers are slow",
+            "back-pressure: with so many in hand nothing more is received";
+        bytes_max: usize = 67_108_864, "bytes a consumer", whole(65_536, 1_099_511_627_776, ""), "memory while handlers are slow",
+            "the same by size; one delivery may pass it";
+        batch_rows_max: usize = 200, "deliveries", whole(1, STORE_ROWS_MAX as u64, "arrays of one call"), "rows a commit",
+            "so many arrivals are looked at together, at most";
+        batch_quiet_ms: u64 = 20, "ms", whole(0, 60_000, "0 = at once"), "rows a commit",
+            "or as many as came until none has come for so long; a worker with nothing in hand waits for nothing";
+        batch_age_ms_max: u64 = 1_000, "ms", whole(0, 60_000, "0 = at once"), "latency of the inbox",
+            "or those that are there when the first has waited so long";
+        commit_rows_max: usize = 500, "results", whole(1, STORE_ROWS_MAX as u64, "arrays of one call"), "rows a commit",
+            "so many results share a commit, at most";
+        commit_bytes_max: usize = 67_108_864, "bytes", whole(65_536, 536_870_912, "a statement's parameters stay below 1 GiB"), "rows a commit",
+            "what the results of one commit emit and keep, at most; one result may pass it";
+        commit_age_ms_max: u64 = 10, "ms", whole(0, 60_000, "0 = at once"), "latency of the inbox",
+            "a result waits so long for those of handlers that still run, at most";
+        emit_bytes_max: usize = 134_217_728, "bytes a delivery", whole(65_536, 1_073_741_824, "it is held in memory whole"), "memory",
+            "what the handler of one delivery emits, at most: beyond it a push is refused, and a handler that lets it be has failed for good";
+        window_days: u32 = 30, "days", whole(1, 3_650, ""), "rows of `wh_inbox_seen`",
+            "how long the ids of messages are remembered, from their first receipt: a copy that comes later is handled again";
+        settle: SettleWhen = SettleWhen::Effects, "word", Bounds::Choice(SettleWhen::NAMES), "time until the broker has its answer",
+            "effects: the broker's message is settled after the commit of its effects; stored: once its body is stored here";
+        retry: RetryBy = RetryBy::Database, "word", Bounds::Choice(RetryBy::NAMES), "deliveries that come again",
+            "database: a failed delivery is kept here, by the rules of `retry`; broker: it is abandoned, by the broker's rules";
+        on_dead: OnDead = OnDead::Continue, "word", Bounds::Choice(OnDead::NAMES), "streams that are held",
+            "what becomes of a consumer's stream whose message died: it goes on, or waits for an operator";
+        handler_timeout_ms: u64 = 30_000, "ms", whole(1, 3_600_000, ""), "streams behind a handler that hangs",
+            "a handler that takes longer is dropped, which is a failure of its message; a process of which nothing is heard for so long and a quarter of `lease.ttl_ms` (5 s at least) loses its streams";
+        busy_ms_max: u64 = 10_000, "ms", whole(0, 3_600_000, ""), "deliveries that come again",
+            "how long a delivery waits here for a stream that another process works on, or for the database, before it is abandoned";
+        poll_ms: u64 = 1_000, "ms", whole(1, 60_000, ""), "latency of retries",
+            "how often failed messages whose time has come are looked for";
     }
     /// The threads transports run on.
     bridge: Bridge {

@@ -7,16 +7,20 @@
 //! - Only environment names that begin with `CORELANE__` are keys: `CORELANE__FLUSH__ROWS_MAX=1024`.
 //! - Each value remembers where it came from. The connection URL is never printed.
 
+mod destinations;
+mod inbox_words;
 mod keys;
 mod table;
 mod value;
 
+pub use destinations::Destinations;
+pub use inbox_words::{RetryBy, SettleWhen};
 pub use keys::{
-    Bridge, Claim, Config, Cursor, Database, Flush, Key, Lane, Lease, Partitions, Publish, Retry, Ring, Service,
-    Shards, Unit,
+    Breaker, Bridge, Claim, Config, Cursor, Database, Flush, Inbox, Key, Lane, Lease, Listen, Partitions, Publish,
+    Retention, Retry, Ring, Sentinel, Service, Shards, Strategies, Unit,
 };
 pub use table::tuning_table;
-pub use value::{Bounds, Origin, RuntimeChoice, Value};
+pub use value::{Bounds, OnDead, Origin, Prepared, RuntimeChoice, Strategy, Value};
 
 use std::path::Path;
 
@@ -75,11 +79,18 @@ impl Config {
         N: AsRef<std::ffi::OsStr>,
         V: AsRef<std::ffi::OsStr>,
     {
+        let single = format!("{prefix}_");
         let prefix = format!("{prefix}__");
         // Sorted, so that of several mistakes the same one is named on every start.
         let mut found = Vec::new();
         for (name, value) in variables {
-            let Some(rest) = name.as_ref().to_str().and_then(|name| name.strip_prefix(&prefix)) else { continue };
+            let Some(name) = name.as_ref().to_str() else { continue };
+            let Some(rest) = name.strip_prefix(&prefix) else {
+                if let Some(meant) = name.strip_prefix(&single).and_then(misspelt) {
+                    tracing::warn!("the environment variable {name} is ignored: write {prefix}{meant}");
+                }
+                continue;
+            };
             let key = rest.replace("__", ".").to_lowercase();
             let Some(value) = value.as_ref().to_str() else {
                 return Err(Error::Config(format!("{key}: the value in {prefix}{rest} is not UTF-8")));
@@ -135,8 +146,25 @@ impl Config {
             )));
         }
         not_above("claim.poll_ms", self.claim.poll_ms, "claim.poll_ms_max", self.claim.poll_ms_max)?;
+        let strategy = &self.strategy;
+        let (debounce, age) = (strategy.batch_debounce_ms, strategy.batch_age_ms_max);
+        not_above("strategy.batch_debounce_ms", debounce, "strategy.batch_age_ms_max", age)?;
         not_above("retry.base_ms", self.retry.base_ms, "retry.cap_ms", self.retry.cap_ms)?;
+        not_above("breaker.base_ms", self.breaker.base_ms, "breaker.cap_ms", self.breaker.cap_ms)?;
         not_above("shards.count", self.shards.count as u64, "partitions.count", self.partitions.count.into())?;
+        if !self.database.direct && !self.database.direct_url.is_empty() {
+            return Err(Error::Config(
+                "database.direct = false: contradicts database.direct_url, which is set; leave one of the two out"
+                    .to_owned(),
+            ));
+        }
+        if self.inbox.settle == SettleWhen::Stored && self.inbox.retry == RetryBy::Broker {
+            return Err(Error::Config(
+                "inbox.retry = broker: contradicts inbox.settle = stored, after which the broker knows the message no more; \
+                 set one of the two otherwise"
+                    .to_owned(),
+            ));
+        }
         if self.shards.runtime == RuntimeChoice::Glommio && !cfg!(all(feature = "glommio", target_os = "linux")) {
             return Err(Error::Config(
                 "shards.runtime = glommio: this build has no glommio (feature `glommio`, Linux only); use auto or tokio"
@@ -168,6 +196,9 @@ impl Config {
     }
 
     fn set_from(&mut self, key: &str, value: &Value, origin: Origin, source: &str) -> Result<()> {
+        if self.destinations.assign(key, value, source)? {
+            return Ok(());
+        }
         let Some(index) = Self::keys().iter().position(|known| known.name == key) else {
             return Err(unknown(key, value, source));
         };
@@ -204,6 +235,15 @@ fn unknown(key: &str, value: &Value, source: &str) -> Error {
     };
     let shown = if section == "database" { String::new() } else { format!(" = {value}") };
     Error::Config(format!("{key}{shown}: unknown key in {source}; {known}"))
+}
+
+/// What a variable's name means that spells a key but for its double underscores: only told, since a program's own
+/// variables may begin like the prefix. `database.url` is never meant: many have a `…_DATABASE_URL` of their own (so has
+/// the operators' binary), and without it nothing starts anyway.
+fn misspelt(rest: &str) -> Option<String> {
+    let words = rest.to_lowercase().replace("__", "_");
+    let known = Config::keys().iter().find(|key| key.name != "database.url" && key.name.replace('.', "_") == words);
+    known.map(|key| key.name.replace('.', "__").to_uppercase())
 }
 
 fn not_above(name: &str, value: u64, bound_name: &str, bound: u64) -> Result<()> {

@@ -97,6 +97,21 @@ fn the_environment_wins_and_only_its_prefix_counts() {
 }
 
 #[test]
+fn a_variable_with_too_few_underscores_is_told_the_right_name() {
+    for (rest, meant) in [
+        ("SHARDS_COUNT", Some("SHARDS__COUNT")),
+        ("SHARDS__COUNT", Some("SHARDS__COUNT")),
+        ("FLUSH_ROWS_MAX", Some("FLUSH__ROWS_MAX")),
+        ("DATABASE_URL", None),
+        ("TEST_DATABASE_URL", None),
+        ("PG_BIN", None),
+        ("SCHEMA", None),
+    ] {
+        assert_eq!(misspelt(rest).as_deref(), meant, "{rest}");
+    }
+}
+
+#[test]
 fn margin_is_refused_with_the_figures() {
     let text = error_of(Config::from_toml("[lease]\nmargin_ms = 4999"));
     assert!(text.starts_with("lease.margin_ms = 4999: must be at least publish.timeout_ms + 1000 = 5000"), "{text}");
@@ -111,7 +126,15 @@ fn margin_is_refused_with_the_figures() {
 fn values_are_checked_against_each_other() {
     for (toml, expected) in [
         ("[claim]\npoll_ms = 300\npoll_ms_max = 200", "claim.poll_ms = 300: must be at most claim.poll_ms_max = 200"),
+        (
+            "[database]\ndirect = false\ndirect_url = 'postgres://h/x'",
+            "database.direct = false: contradicts database.direct_url, which is set; leave one of the two out",
+        ),
         ("[retry]\nbase_ms = 300\ncap_ms = 200", "retry.base_ms = 300: must be at most retry.cap_ms = 200"),
+        (
+            "[strategy]\nbatch_debounce_ms = 300\nbatch_age_ms_max = 200",
+            "strategy.batch_debounce_ms = 300: must be at most strategy.batch_age_ms_max = 200",
+        ),
         ("[shards]\ncount = 3\n[partitions]\ncount = 2", "shards.count = 3: must be at most partitions.count = 2"),
     ] {
         assert_eq!(error_of(Config::from_toml(toml)), expected);
@@ -141,5 +164,36 @@ fn the_connection_url_is_never_shown() {
 fn every_key_says_unit_and_reason() {
     for key in Config::keys() {
         assert!(!key.unit.is_empty() && !key.reason.is_empty(), "{}", key.name);
+    }
+}
+
+#[test]
+fn a_pooler_is_named_by_words_in_a_file_and_in_the_environment() {
+    let config = Config::from_toml("[database]\ndirect = false").unwrap();
+    let variables = [("CORELANE__DATABASE__PREPARED_STATEMENTS", "on")];
+    let config = config.overlay_variables("CORELANE", variables).unwrap();
+    assert_eq!((config.database.direct, config.database.prepared_statements), (false, Prepared::On));
+    let config = config.overlay_variables("CORELANE", [("CORELANE__DATABASE__DIRECT", "true")]).unwrap();
+    assert!(config.database.direct);
+    assert_eq!(
+        error_of(config.overlay_variables("CORELANE", [("CORELANE__DATABASE__DIRECT", "maybe")])),
+        "database.direct = maybe: must be true | false"
+    );
+}
+
+#[test]
+fn a_destination_may_have_a_word_of_its_own() {
+    let text = "[retry]\non_dead = \"hold\"\n[destinations.\"a.b\"]\non_dead = \"continue\"\n[destinations.c]\non_dead = \"hold\"";
+    let mut config = Config::from_toml(text).unwrap();
+    config = config.overlay_variables("CORELANE", [("CORELANE__DESTINATIONS__C__ON_DEAD", "continue")]).unwrap();
+    let said: Vec<_> = config.destinations.on_dead().collect();
+    assert_eq!(said, [("a.b", OnDead::Continue), ("c", OnDead::Continue)]);
+    assert_eq!(config.retry.on_dead, OnDead::Hold);
+    for wrong in [
+        "[destinations.a]\non_dead = \"stop\"",
+        "[destinations.a]\nhold = \"yes\"",
+        "[destinations]\non_dead = \"hold\"",
+    ] {
+        assert!(Config::from_toml(wrong).is_err(), "{wrong}");
     }
 }

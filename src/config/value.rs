@@ -53,6 +53,84 @@ impl RuntimeChoice {
     }
 }
 
+/// When a unit of work is handed to its shard. (What the shard then stores together is its flush gate's to say.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Each push at once, as a unit of its own.
+    Immediate,
+    /// When the unit of work ends, whole.
+    Scoped,
+    /// By a timer, together with what others have queued.
+    Interval,
+    /// When so many messages are queued, or none has come for a while, or the oldest has waited long enough.
+    Batch,
+}
+
+impl Strategy {
+    /// All of them, as written.
+    pub const NAMES: &'static [&'static str] = &["immediate", "scoped", "interval", "batch"];
+    /// All of them, in the order of their names.
+    pub const ALL: [Self; 4] = [Self::Immediate, Self::Scoped, Self::Interval, Self::Batch];
+
+    /// As written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
+impl std::str::FromStr for Strategy {
+    type Err = crate::error::Error;
+
+    /// Reads a name.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`], which names all of them.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|strategy| strategy.name() == name);
+        known.ok_or_else(|| {
+            let shown: String = name.chars().take(200).collect();
+            crate::error::Error::Config(format!("strategy {shown:?}: must be {}", Self::NAMES.join(" | ")))
+        })
+    }
+}
+
+/// Whether statements have names on the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// On a connection of ours, not through a pooler.
+    Auto,
+    /// Everywhere: the pooler keeps them for its clients.
+    On,
+    /// Nowhere: each statement is sent whole.
+    Off,
+}
+
+impl Prepared {
+    /// All of them, as written.
+    pub const NAMES: &'static [&'static str] = &["auto", "on", "off"];
+}
+
+/// What becomes of a stream whose message went to the dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDead {
+    /// It goes on with the next message.
+    Continue,
+    /// It waits until an operator retries or discards the dead letter.
+    Hold,
+}
+
+impl OnDead {
+    /// All of them, as written.
+    pub const NAMES: &'static [&'static str] = &["continue", "hold"];
+
+    /// As written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+}
+
 /// A value as a file or an environment variable gives it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -71,6 +149,7 @@ impl Value {
         match value {
             toml::Value::Integer(number) => Self::Integer((*number).into()),
             toml::Value::String(text) => Self::Text(text.clone()),
+            toml::Value::Boolean(word) => Self::Text(word.to_string()),
             toml::Value::Array(items) => {
                 let numbers: Option<Vec<i128>> = items.iter().map(|item| item.as_integer().map(i128::from)).collect();
                 numbers.map_or_else(|| Self::Other(value.to_string()), Self::List)
@@ -213,17 +292,39 @@ impl Field for String {
     }
 }
 
-impl Field for RuntimeChoice {
+/// Enums whose variants are written as their `NAMES` say.
+macro_rules! words {
+    ($($type:ident { $($variant:ident),+ })*) => {$(
+        impl Field for $type {
+            fn value(&self) -> Value {
+                Value::Text(Self::NAMES[*self as usize].to_owned())
+            }
+            fn assign(&mut self, value: &Value) -> Result<(), String> {
+                let known = [$(Self::$variant),+];
+                let meant = match value {
+                    Value::Text(text) => known.into_iter().find(|word| Self::NAMES[*word as usize] == text),
+                    _ => None,
+                };
+                *self = meant.ok_or_else(|| format!("must be {}", Self::NAMES.join(" | ")))?;
+                Ok(())
+            }
+        }
+    )*};
+}
+words! {
+    RuntimeChoice { Auto, Glommio, Tokio }
+    Strategy { Immediate, Scoped, Interval, Batch }
+    Prepared { Auto, On, Off }
+    OnDead { Continue, Hold }
+}
+
+impl Field for bool {
     fn value(&self) -> Value {
-        Value::Text(self.name().to_owned())
+        Value::Text(self.to_string())
     }
     fn assign(&mut self, value: &Value) -> Result<(), String> {
-        *self = match value {
-            Value::Text(text) if text == "auto" => Self::Auto,
-            Value::Text(text) if text == "glommio" => Self::Glommio,
-            Value::Text(text) if text == "tokio" => Self::Tokio,
-            _ => return Err(format!("must be {}", Self::NAMES.join(" | "))),
-        };
+        let Value::Text(text) = value else { return Err("must be true | false".to_owned()) };
+        *self = text.parse().map_err(|_| "must be true | false".to_owned())?;
         Ok(())
     }
 }

@@ -73,6 +73,14 @@ impl Bridge {
     pub(super) fn publisher(&self) -> BridgePublisher {
         self.publisher.clone()
     }
+
+    /// For the strategies' timers and answers. What is spawned when the bridge has gone is dropped at once.
+    pub(super) fn tasks(&self) -> tokio::runtime::Handle {
+        match &self.runtime {
+            Some(runtime) => runtime.handle().clone(),
+            None => unreachable!("taken by drop alone"),
+        }
+    }
 }
 
 impl Drop for Bridge {

@@ -15,19 +15,20 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::unit::has_many_streams;
-use super::{Engine, Receipt, outbox};
+use super::{Engine, Receipt, expected, outbox};
 use crate::batch::Rows;
 use crate::error::{Error, Result};
 use crate::runtime::probe::RuntimeKind;
 use crate::runtime::thread::{self, ThreadMain, ThreadPlan};
 use crate::seam::dial::Dial;
 use crate::seam::store::StoreError;
-use crate::store::connect::{Connect, ConnectPlan};
+use crate::store::connect::{Connect, ConnectPlan, apply_settings};
 use crate::store::schema_name::SchemaName;
-use crate::store::sqlstate::taken_lane;
+use crate::store::sqlstate::number_taken;
 
 /// Large units of work under way at the same time: each has a thread and a connection.
 pub(super) const UNDER_WAY_MAX: usize = 4;
@@ -48,6 +49,7 @@ struct Commit {
 /// Stores a batch that is one unit of work. Runs on a thread of its own: rare, and long.
 pub(super) async fn commit(engine: &Engine, rows: Arc<Rows>) -> Result<Vec<Receipt>> {
     engine.shared.check_running()?;
+    expected::check(&rows)?;
     // The semaphore is never closed.
     let _turn = engine.shared.bulk_turns.acquire().await.map_err(|_| Error::ShutDown)?;
     engine.shared.check_running()?;
@@ -128,9 +130,12 @@ impl<R: Dial> BulkDoor<R> {
         }
     }
 
-    async fn prepare(&self, client: &Client, rows: &Rows) -> std::result::Result<Prepared, StoreError> {
+    async fn prepare(&self, client: &Client, rows: &Rows) -> Result<Prepared> {
         let schema = self.schema.quoted();
         self.within_deadline(client.batch_execute("begin isolation level read committed")).await?;
+        if let Some(settings) = self.connect.manner().each_transaction {
+            self.within_deadline(apply_settings(client, &settings, true)).await?;
+        }
         if has_many_streams(rows) {
             let mut partitions: Vec<i32> = rows.partition.iter().map(|partition| *partition as i32).collect();
             partitions.sort_unstable();
@@ -139,16 +144,19 @@ impl<R: Dial> BulkDoor<R> {
                 "select count(pg_advisory_xact_lock({schema}.wh_lock_class(1), p)) \
                  from (select p from unnest($1::int4[]) p order by p) p"
             );
-            self.within_deadline(client.query_one(&lock, &[&partitions])).await?;
+            self.within_deadline(client.query_typed_one(&lock, &[(&partitions, Type::INT4_ARRAY)])).await?;
         }
         // A deadline for all its calls together, by their number.
         let calls = 1 + (rows.len() / crate::limits::STORE_ROWS_MAX) as u64;
         let storing = async { Ok(outbox::store(client, &self.schema, rows).await) };
         let stored = self.within_ms(self.call_timeout_ms.saturating_mul(calls), storing).await?;
-        let receipts = stored.map_err(|error| number_taken(&error, rows))?;
+        let receipts = stored
+            .map_err(|error| expected::conflict(&error).unwrap_or_else(|| number_taken(&error, [rows]).into()))?;
         let who = format!("select pg_current_xact_id()::text, {schema}.wh_epoch_token()");
-        let row = self.within_deadline(client.query_one(&who, &[])).await?;
-        Ok(Prepared { receipts, xid: row.try_get(0)?, epoch: row.try_get(1)? })
+        let row = self.within_deadline(client.query_typed_one(&who, &[])).await?;
+        let read = || Ok::<_, tokio_postgres::Error>((row.try_get(0)?, row.try_get(1)?));
+        let (xid, epoch) = read().map_err(StoreError::from)?;
+        Ok(Prepared { receipts, xid, epoch })
     }
 
     /// What became of a COMMIT that had no answer.
@@ -175,7 +183,8 @@ impl<R: Dial> BulkDoor<R> {
              then pg_xact_status($1::text::xid8) end, 'not known')",
             self.schema.quoted()
         );
-        let row = self.within_deadline(client.query_one(&statement, &[&prepared.xid, &prepared.epoch])).await?;
+        let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&prepared.xid, Type::TEXT), (&prepared.epoch, Type::UUID)];
+        let row = self.within_deadline(client.query_typed_one(&statement, &parameters)).await?;
         Ok(row.try_get(0)?)
     }
 
@@ -197,21 +206,7 @@ impl<R: Dial> BulkDoor<R> {
     ) -> std::result::Result<T, StoreError> {
         match futures_util::future::select(std::pin::pin!(call), std::pin::pin!(self.pause_ms(ms))).await {
             futures_util::future::Either::Left((answer, _)) => answer.map_err(StoreError::from),
-            futures_util::future::Either::Right(_) => {
-                Err(StoreError::ConnectionLost(format!("no answer within {ms} ms")))
-            }
+            futures_util::future::Either::Right(_) => Err(StoreError::no_answer(ms.into())),
         }
-    }
-}
-
-/// A number that was taken is the only one of a message without stream, or a stream's: that one is looked up again.
-fn number_taken(error: &tokio_postgres::Error, rows: &Rows) -> StoreError {
-    let message_of = |lane: Uuid| {
-        let row = (0..rows.len()).find(|row| rows.lane_id[*row] == lane && rows.stream_id(*row).is_none());
-        row.map(|row| rows.message_id[row])
-    };
-    match taken_lane(error).and_then(message_of) {
-        Some(message_id) => StoreError::DuplicateMessage { message_id },
-        None => StoreError::from_postgres(error),
     }
 }

@@ -9,10 +9,18 @@
 mod bridge;
 mod builder;
 mod bulk;
+mod consume;
+pub mod event_store;
+mod expected;
+pub mod feed;
+mod health;
 mod many;
-mod outbox;
+pub(crate) mod outbox;
 mod report;
+mod retention;
 pub mod router;
+mod strategy;
+pub mod subscription;
 mod threads;
 mod unit;
 
@@ -23,24 +31,33 @@ use futures_channel::oneshot;
 use uuid::Uuid;
 
 pub use builder::Builder;
+pub use event_store::{EventStore, StoredEvent, StreamReader};
+pub use feed::{FeedBuilder, FeedPage, FeedPlace, FeedReader};
+pub use health::ListenerHealth;
 pub use outbox::{Enlisted, Outbox, Push};
 pub use report::ShutdownReport;
+pub use strategy::{Flushed, Pushed};
 pub use unit::UnitOfWork;
 
 use crate::batch::{Pool, Rows};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::inbox::{ConsumerBuilder, Consumers};
 use crate::message::Enqueue;
-use crate::metrics::ShardMetrics;
+use crate::message::event_types::EventTypes;
+use crate::metrics::{SentinelMetrics, ShardMetrics};
+pub use crate::plan::strategy::Trigger;
 use crate::runtime::budget::Budget;
 use crate::runtime::probe::Decision;
 use crate::runtime::ring::RingSender;
 use crate::seam::store::HeldPartition;
+use crate::seam::transport::Transport;
+use crate::shard::listen::Listener;
 use crate::shard::{Arrival, Control, OthersBell, Submission, SubmissionReply};
 use crate::store::connect::ConnectPlan;
 use crate::store::schema_name::SchemaName;
-use crate::time::boot_time;
 use router::Router;
+use strategy::{Queued, Strategies};
 use threads::Life;
 
 /// What is known of a message that was stored.
@@ -68,14 +85,26 @@ struct Shared {
     config: Config,
     schema: SchemaName,
     connect: ConnectPlan,
+    /// For connections that listen and hold session locks, where there are such.
+    direct: ConnectPlan,
+    instance_name: String,
+    /// Counts what shards of this process have stored; subscriptions look when it moves.
+    stored: tokio::sync::watch::Sender<u64>,
     router: Router,
     shards: Vec<ShardHandle>,
     pool: Arc<Pool>,
     bulk_turns: tokio::sync::Semaphore,
+    readers: event_store::ReaderThread,
+    strategies: Strategies,
     runtime: Decision,
     /// Rung when something was stored that another process is to publish.
     others: Arc<OthersBell>,
+    listener: Arc<Listener>,
+    sentinel: Arc<SentinelMetrics>,
     stopped: tokio::sync::watch::Sender<bool>,
+    transport: Arc<dyn Transport>,
+    consumers: Consumers,
+    event_types: EventTypes,
 }
 
 /// A running engine. Clones share it; it ends by [`Engine::shutdown`], or, less orderly, when the last clone goes.
@@ -139,22 +168,28 @@ impl Engine {
         outcome
     }
 
-    /// A unit of work: what is pushed into it commits together or not at all.
-    #[must_use]
-    pub fn unit_of_work(&self) -> UnitOfWork {
-        UnitOfWork::new(self.clone())
-    }
-
     /// The outbox: messages that join a transaction of the caller's own.
     #[must_use]
     pub fn outbox(&self) -> Outbox {
         Outbox::new(self.clone())
     }
 
+    /// The event store: reads the events of streams, and the feed of all.
+    #[must_use]
+    pub fn event_store(&self) -> EventStore {
+        EventStore::new(self.clone())
+    }
+
     /// What shards run on, and why.
     #[must_use]
     pub fn runtime(&self) -> &Decision {
         &self.shared.runtime
+    }
+
+    /// The types it reads by.
+    #[must_use]
+    pub fn event_types(&self) -> &EventTypes {
+        &self.shared.event_types
     }
 
     /// The configuration in force.
@@ -183,6 +218,12 @@ impl Engine {
         crate::partition::partition_of(stream_id, self.shared.config.partitions.count)
     }
 
+    /// What waits longer than it should, as this process found it if it is the one that looks (once a minute).
+    #[must_use]
+    pub fn sentinel(&self) -> &SentinelMetrics {
+        &self.shared.sentinel
+    }
+
     /// The partitions this process holds now, ascending. What is stored here for others of them is published by their
     /// owner, who reads it back from the database: callers that are routed by stream id to its owner spare that. The
     /// set changes while processes come and go.
@@ -197,42 +238,67 @@ impl Engine {
     /// Partitions this process holds now.
     #[must_use]
     pub fn partitions_held(&self) -> usize {
-        self.shards().iter().map(|shard| shard.partitions).sum()
+        self.shared.partitions_held()
     }
 
     /// Tells the shards that messages were stored by somebody else: they look at once.
     pub fn announce(&self) {
-        for shard in &self.shared.shards {
-            // A full ring is busy anyway; the poll comes by later.
-            let _ = shard.ring.push(Arrival::Control(Control::Announce));
-        }
-        if self.partitions_held() < self.shared.config.partitions.count as usize {
-            self.shared.others.ring();
-        }
+        self.shared.announce();
     }
 
-    /// Takes no more messages, publishes what is in hand, writes the cursors, frees the partitions. Returns within
-    /// about `timeout`, whatever happens; what is not done then is left in the database for the next owner.
+    /// Begins to make a consumer of this name: what it has received is remembered by it, whichever process receives.
+    #[must_use]
+    pub fn consumer(&self, name: &str) -> ConsumerBuilder {
+        ConsumerBuilder::new(self.clone(), name)
+    }
+
+    /// Takes no more messages, stores what is queued, publishes what is in hand, writes the cursors, frees the
+    /// partitions. Returns within about `timeout`, whatever happens; what is not done then is left in the database for
+    /// the next owner, and what could not be stored is in the report.
     pub async fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let began = Instant::now();
-        self.shared.stopped.send_replace(true);
         let Some(threads) = self.life.take() else { return ShutdownReport::default() };
+        // First of all: handlers that run may still store, and the shards publish what they emit. With most of the time,
+        // not with all of it.
+        let consumers = self.shared.consumers.end(timeout * 3 / 5).await;
+        self.shared.stopped.send_replace(true);
+        self.shared.readers.end();
         let shared = self.shared.clone();
-        let ending = tokio::task::spawn_blocking(move || threads.end(&shared, timeout));
-        match ending.await {
-            Ok(shards) => ShutdownReport::of(&shards, began.elapsed()),
-            Err(_) => ShutdownReport {
-                shards_lost: self.shared.shards.len(),
-                took: began.elapsed(),
-                ..ShutdownReport::default()
-            },
-        }
+        let ending = tokio::task::spawn_blocking(move || {
+            let queued = shared.strategies.end(&shared, began + timeout);
+            (queued, threads.end(&shared, timeout.saturating_sub(began.elapsed())))
+        });
+        let (queued, report) = match ending.await {
+            Ok((queued, shards)) => (queued, ShutdownReport::of(&shards, began.elapsed())),
+            Err(_) => (
+                Queued::default(),
+                ShutdownReport { shards_lost: self.shared.shards.len(), ..ShutdownReport::default() },
+            ),
+        };
+        let report = queued.report(report).await;
+        report.with_consumers(consumers, began.elapsed())
     }
 }
 
 impl Shared {
     fn overloaded(&self, shard: usize) -> Error {
         Error::Overloaded { shard, rows_max: self.config.ring.rows_max }
+    }
+
+    fn announce(&self) {
+        for shard in &self.shards {
+            // A full ring is busy anyway; the poll comes by later.
+            let _ = shard.ring.push(Arrival::Control(Control::Announce));
+        }
+        self.others.note_stored();
+        if self.partitions_held() < self.config.partitions.count as usize {
+            self.others.ring();
+        }
+    }
+
+    fn partitions_held(&self) -> usize {
+        let held = |shard: &ShardHandle| shard.held.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.shards.iter().map(held).sum()
     }
 
     fn check_running(&self) -> Result<()> {
@@ -286,31 +352,22 @@ impl Shared {
 
     /// Hands a batch over whose rows have been acquired.
     fn submit(&self, shard: usize, rows: Arc<Rows>, count: usize) -> Result<oneshot::Receiver<SubmissionReply>> {
-        let (reply, answer) = oneshot::channel();
-        let handle = &self.shards[shard];
-        match handle.ring.push(Arrival::Submission(Submission { rows, reply })) {
-            Ok(()) => Ok(answer),
-            Err(refused) => {
-                handle.budget.release(count);
-                if let Arrival::Submission(Submission { rows, .. }) = refused {
-                    self.pool.give(rows);
-                }
-                self.check_running()?;
-                if handle.ring.is_closed() { Err(Error::ShutDown) } else { Err(self.overloaded(shard)) }
-            }
-        }
+        self.hand(shard, rows).map_err(|rows| {
+            let handle = &self.shards[shard];
+            handle.budget.release(count);
+            self.pool.give(rows);
+            let ended = *self.stopped.borrow() || handle.ring.is_closed();
+            if ended { Error::ShutDown } else { self.overloaded(shard) }
+        })
     }
 
-    /// Tells every shard to end by `timeout`; tries for as long, since a ring may be full.
-    fn tell_to_stop(&self, timeout: Duration) {
-        let deadline = boot_time().plus_us(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
-        for shard in &self.shards {
-            while !shard.ring.is_closed() && boot_time() < deadline {
-                if shard.ring.push(Arrival::Control(Control::Stop { deadline })).is_ok() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
+    /// The same; a ring that is full, or whose shard has gone, gives the batch back. Its rows stay acquired.
+    fn hand(&self, shard: usize, rows: Arc<Rows>) -> Result<oneshot::Receiver<SubmissionReply>, Arc<Rows>> {
+        let (reply, answer) = oneshot::channel();
+        match self.shards[shard].ring.push(Arrival::Submission(Submission { rows, reply })) {
+            Ok(()) => Ok(answer),
+            Err(Arrival::Submission(Submission { rows, .. })) => Err(rows),
+            Err(Arrival::Control(_)) => unreachable!("a batch was pushed"),
         }
     }
 }

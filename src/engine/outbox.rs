@@ -10,10 +10,10 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
 
-use super::{Engine, Receipt, exclusive, id_of};
+use super::{Engine, Receipt, exclusive, expected, id_of};
 use crate::batch::{Rows, Span};
 use crate::error::{Error, Result};
-use crate::limits::STORE_ROWS_MAX;
+use crate::limits::{STORE_CALL_BYTES_MAX, STORE_ROWS_MAX};
 use crate::message::Enqueue;
 use crate::store::schema_name::SchemaName;
 
@@ -63,14 +63,17 @@ impl Push {
         Ok(self)
     }
 
-    /// Stores them in the caller's transaction, by a call to the server for each 4,096. One such call takes its
+    /// Stores them in the caller's transaction, by a call to the server for each 4,096 or 64 MiB. One such call takes its
     /// streams' locks in ascending order; transactions that enlist several streams in several of them can deadlock
     /// like any two transactions, and the server ends one with 40P01.
     ///
     /// # Errors
-    /// [`Error::Enlist`]: what the database said. The transaction has then failed.
+    /// [`Error::Enlist`]: what the database said. The transaction has then failed. [`Error::VersionConflict`] where a
+    /// stream has another version than expected: the transaction has then failed as well, and nothing was stored.
     pub async fn enlist(self, transaction: &Transaction<'_>) -> Result<Enlisted> {
-        let receipts = store(transaction, &self.engine.shared.schema, &self.rows).await.map_err(Error::Enlist)?;
+        expected::check(&self.rows)?;
+        let stored = store(transaction, &self.engine.shared.schema, &self.rows).await;
+        let receipts = stored.map_err(|error| expected::conflict(&error).unwrap_or(Error::Enlist(error)))?;
         let Self { engine, rows } = self;
         engine.shared.pool.give(rows);
         Ok(Enlisted { engine, receipts })
@@ -84,12 +87,26 @@ impl Enlisted {
     }
 }
 
-/// Stores rows through the callers' function, 4,096 at a time.
-pub(super) async fn store<C: GenericClient>(
+/// One past the last row of a store call that begins with this one.
+fn end_of_call(rows: &Rows, first: usize, bytes_max: usize) -> usize {
+    let mut bytes = 0;
+    let last = (first + STORE_ROWS_MAX).min(rows.len());
+    let fits = |row: &usize| {
+        bytes += rows.row_bytes(*row);
+        *row == first || bytes <= bytes_max
+    };
+    (first..last).take_while(fits).last().map_or(last, |row| row + 1)
+}
+
+/// Stores rows through the callers' function, 4,096 or 64 MiB at a time.
+pub(crate) async fn store<C: GenericClient>(
     client: &C,
     schema: &SchemaName,
     rows: &Rows,
 ) -> std::result::Result<Vec<Receipt>, tokio_postgres::Error> {
+    if rows.has_expectations() {
+        expected::expect(client, schema, rows).await?;
+    }
     let types = [
         Type::UUID_ARRAY,
         Type::UUID_ARRAY,
@@ -114,11 +131,10 @@ pub(super) async fn store<C: GenericClient>(
          end order by turn) from unnest($16::int8[]) with ordinality d(due, turn)))",
         schema.quoted()
     );
-    let statement = client.prepare_typed(&sql, &types).await?;
     let mut receipts = Vec::with_capacity(rows.len());
     let mut first = 0;
     while first < rows.len() {
-        let end = (first + STORE_ROWS_MAX).min(rows.len());
+        let end = end_of_call(rows, first, STORE_CALL_BYTES_MAX);
         let columns = Columns::of(rows, first..end);
         let parameters: [&(dyn ToSql + Sync); 16] = [
             &columns.message_id,
@@ -138,7 +154,9 @@ pub(super) async fn store<C: GenericClient>(
             &columns.metadata,
             &columns.due,
         ];
-        for row in client.query(&statement, &parameters).await? {
+        let typed: Vec<_> = parameters.into_iter().zip(types.iter().cloned()).collect();
+        // Without a name on the server: the caller's transaction may be one of a pooler's.
+        for row in client.query_typed(&sql, &typed).await? {
             receipts.push(Receipt {
                 message_id: row.try_get(0)?,
                 stream_seq: row.try_get::<_, Option<i64>>(1)?.unwrap_or(0),
@@ -209,5 +227,37 @@ impl<'a> Columns<'a> {
             metadata: bytes(&rows.metadata).map(|bytes| (!bytes.is_empty()).then_some(bytes)).collect(),
             due: rows.due_unix_us[range].to_vec(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::NewRow;
+
+    #[test]
+    fn a_store_call_ends_before_what_passes_its_rows_or_bytes_and_takes_one_at_least() {
+        let mut rows = Rows::default();
+        for (n, bytes) in [10, 10, 30, 5, 5, 5].into_iter().enumerate() {
+            let message_id = Uuid::from_u128(n as u128 + 1);
+            let row = NewRow {
+                message_id,
+                stream_id: None,
+                partition: 0,
+                is_event: false,
+                type_name: "",
+                content_type: "",
+                correlation_id: Uuid::nil(),
+                causation_id: Uuid::nil(),
+                trace: crate::envelope::Trace::default(),
+                metadata: b"",
+                payload: &vec![0; bytes],
+                due_unix_us: 0,
+            };
+            rows.push(&row, &[]);
+        }
+        let ends: Vec<usize> = (0..6).map(|first| end_of_call(&rows, first, 20)).collect();
+        assert_eq!(ends, [2, 2, 3, 6, 6, 6]);
+        assert_eq!(end_of_call(&rows, 0, usize::MAX), 6);
     }
 }

@@ -99,6 +99,15 @@ impl Router {
         if header.is_event && is_scheduled(wishes.due_unix_us) {
             return Err(Error::ScheduledEvent { message_id });
         }
+        let expected = wishes.expected.version();
+        if expected.is_some_and(|version| version < 0 || !header.is_event || header.stream_id.is_none()) {
+            return Err(Error::MessageLimit {
+                message_id,
+                what: "expected version",
+                value: format!("{:?}", wishes.expected),
+                allowed: "of an event of a stream 0 or more, of anything else none".to_owned(),
+            });
+        }
         let destinations = wishes.destinations.unwrap_or(header.destinations);
         if destinations.len() > DESTINATIONS_OF_MESSAGE_MAX {
             let allowed = format!("0..={DESTINATIONS_OF_MESSAGE_MAX}");
@@ -124,7 +133,7 @@ impl Router {
             rows.push_written(&row, &ids, |arena| write_payload(message, &header, message_id, arena))
         });
         SCRATCH.set(ids);
-        written.map(|_| ())
+        written.map(|_| expected.into_iter().for_each(|version| rows.expect_version(version)))
     }
 }
 

@@ -5,6 +5,7 @@
 //!   partitions), then the bridge. While a shard may still publish, the partitions are not freed: the keeper of a
 //!   shard that does not end in time goes on until it has.
 //! - Ending takes no longer than it was given, and a little: what does not end is let go and said.
+//! - Every shard is told to end. One whose ring is full holds up no other, and is told when there is room.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -21,12 +22,14 @@ use crate::runtime::ring::{RingReceiver, RingSender};
 use crate::runtime::thread::{RunningThread, ThreadMain};
 use crate::seam::dial::Dial;
 use crate::seam::store::HeldPartition;
+use crate::shard::listen::Listener;
 use crate::shard::tend::{Keeper, Stop};
+use crate::shard::upkeep::Sentinel;
 use crate::shard::{self, Arrival, Control, LeaseCell, OthersBell, ShardParts, ShardReport, ShardSettings};
 use crate::store::connect::ConnectPlan;
 use crate::store::postgres::{Ear, PostgresCoordination, PostgresStore};
 use crate::store::schema_name::SchemaName;
-use crate::time::Tick;
+use crate::time::{Tick, boot_time};
 
 /// What a thread gets beyond its time before it is let go.
 const GRACE: Duration = Duration::from_millis(1_000);
@@ -84,6 +87,10 @@ pub(super) struct KeeperMain {
     pub owns: bool,
     pub lease: Arc<LeaseCell>,
     pub others: Arc<OthersBell>,
+    /// Whether its connections are this process's own.
+    pub listens: bool,
+    pub listener: Arc<Listener>,
+    pub sentinel: Sentinel,
     pub shards: Vec<(RingSender<Arrival>, HeldView)>,
     pub stop: tokio::sync::watch::Receiver<bool>,
 }
@@ -108,6 +115,7 @@ impl ThreadMain for KeeperMain {
     async fn run<R: Dial>(self, runtime: R) {
         let ear = Ear::default();
         let connect = Rc::new(self.connect.on(runtime.clone()));
+        let holding = Rc::new(self.connect.on(runtime.clone()).on_notification(ear.on_end()));
         let listening = Rc::new(self.connect.on(runtime.clone()).on_notification(ear.on_notification()));
         let shards = self.shards;
         let count = shards.len() as u16;
@@ -126,9 +134,12 @@ impl ThreadMain for KeeperMain {
                 std::thread::yield_now();
             }
         };
+        let coordination = PostgresCoordination::new(connect, &self.schema);
+        let coordination =
+            if self.listens { coordination.listening(holding, listening, &self.schema, ear) } else { coordination };
         let keeper = Keeper {
             runtime,
-            coordination: PostgresCoordination::new(connect, &self.schema).listening(listening, &self.schema, ear),
+            coordination,
             service_name: self.service_name,
             instance_name: self.instance_name,
             shards: count,
@@ -136,6 +147,8 @@ impl ThreadMain for KeeperMain {
             owns: self.owns,
             lease: self.lease,
             others: self.others,
+            listener: self.listener,
+            sentinel: self.sentinel,
             tell,
         };
         keeper.keep(StopFlag(self.stop)).await;
@@ -153,8 +166,11 @@ pub(super) struct Threads {
 impl Threads {
     /// Ends them; blocks for at most about `timeout`. A shard without report did not end in time, or panicked.
     pub(super) fn end(self, shared: &Shared, timeout: Duration) -> Vec<Option<ShardReport>> {
-        let deadline = Instant::now() + timeout + GRACE;
-        shared.tell_to_stop(timeout);
+        let until = Instant::now() + timeout;
+        let deadline = until + GRACE;
+        let stop_at = boot_time().plus_us(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
+        let rings = shared.shards.iter().map(|shard| shard.ring.clone()).collect();
+        let untold = tell_to_stop(rings, stop_at, Some(until));
         let mut reports = Vec::with_capacity(self.shards.len());
         let mut late = Vec::new();
         for shard in self.shards {
@@ -183,6 +199,7 @@ impl Threads {
         }
         tracing::warn!(shards = late.len(), "shards did not end in time: their partitions are kept until they do");
         let waiting = std::thread::Builder::new().name("corelane-late".to_owned()).spawn(move || {
+            tell_to_stop(untold, stop_at, None);
             for shard in late {
                 let _ = shard.join();
             }
@@ -192,6 +209,23 @@ impl Threads {
             tracing::warn!(%error, "no thread to wait for them: the partitions are taken over when the lease ends");
         }
         reports
+    }
+}
+
+/// Tells shards to end by `stop_at`, each as soon as its ring has room, until `until`. Answers those that could not be
+/// told by then.
+fn tell_to_stop(
+    mut rings: Vec<RingSender<Arrival>>,
+    stop_at: Tick,
+    until: Option<Instant>,
+) -> Vec<RingSender<Arrival>> {
+    let stop = || Arrival::Control(Control::Stop { deadline: stop_at });
+    loop {
+        rings.retain(|ring| ring.push(stop()).is_err() && !ring.is_closed());
+        if rings.is_empty() || until.is_some_and(|until| Instant::now() >= until) {
+            return rings;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -224,6 +258,8 @@ impl Drop for Life {
         let Some(threads) = self.take() else { return };
         tracing::warn!("the engine was dropped without shutdown(): ending at once");
         self.shared.stopped.send_replace(true);
+        self.shared.consumers.end_at_once();
+        self.shared.strategies.end_at_once(&self.shared);
         let shared = self.shared.clone();
         let end = move || {
             threads.end(&shared, Duration::from_millis(200));
@@ -292,4 +328,32 @@ pub(super) fn handle(
     clock: Arc<ThreadClock>,
 ) -> ShardHandle {
     ShardHandle { ring, budget, metrics, core, clock, held: Arc::default() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::runtime::ring::Ring;
+
+    fn is_stop(arrival: Option<Arrival>) -> bool {
+        matches!(arrival, Some(Arrival::Control(Control::Stop { deadline: Tick(7) })))
+    }
+
+    #[test]
+    fn a_full_ring_holds_up_no_other_shard_and_is_told_when_it_has_room() {
+        let (rings, receivers): (Vec<_>, Vec<_>) = (0..4).map(|_| Ring::<Arrival>::new(1)).unzip();
+        rings[1].push(Arrival::Control(Control::Look)).unwrap();
+        let mut receivers = receivers.into_iter();
+        let (first, full, last) = (receivers.next().unwrap(), receivers.next().unwrap(), receivers.next().unwrap());
+        drop(receivers);
+        // No time at all is enough for those that have room; the fourth has ended.
+        let untold = tell_to_stop(rings, Tick(7), Some(Instant::now()));
+        assert_eq!(untold.len(), 1, "the full one");
+        assert!(is_stop(first.pop()) && is_stop(last.pop()));
+        let telling = std::thread::spawn(move || tell_to_stop(untold, Tick(7), None).len());
+        assert!(matches!(full.pop(), Some(Arrival::Control(Control::Look))));
+        assert_eq!(telling.join().unwrap(), 0);
+        assert!(is_stop(full.pop()));
+    }
 }

@@ -1,4 +1,4 @@
-//! Is it JSON? Asked of raw payloads whose producer wants to be told before they are stored.
+//! Is it JSON? Asked of raw payloads whose producer wants to be told before they are stored. And JSON read as a type.
 //!
 //! Invariants
 //! - What RFC 8259 allows passes: any number, doubled keys, escapes of lone surrogates, `\u0000`. The bytes are
@@ -13,7 +13,7 @@
 
 use std::cell::RefCell;
 
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
@@ -44,6 +44,27 @@ pub fn check(bytes: &[u8]) -> Result<(), (usize, String)> {
         Err(error) if error.is_eof() => Err((bytes.len(), error.to_string())),
         Err(error) => Err((first_wrong(bytes, offset_of(bytes, error.line(), error.column())), error.to_string())),
     }
+}
+
+/// Reads a type, by simd-json on the thread's reused buffers. What that refuses (it takes no number that does not fit its
+/// types) is put to serde_json, whose word counts.
+///
+/// # Errors
+/// What serde_json says, with the place.
+pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+    let fast = BUFFERS.with(|buffers| {
+        // One that a `Deserialize` of the user's calls from within finds them taken.
+        let Ok(mut buffers) = buffers.try_borrow_mut() else { return None };
+        let Buffers { copy, parser } = &mut *buffers;
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        let read = simd_json::serde::from_slice_with_buffers(copy, parser).ok();
+        if copy.capacity() > KEPT_BYTES_MAX {
+            *buffers = Buffers { copy: Vec::new(), parser: simd_json::Buffers::default() };
+        }
+        read
+    });
+    fast.map_or_else(|| serde_json::from_slice(bytes), Ok)
 }
 
 fn fast(bytes: &[u8]) -> bool {

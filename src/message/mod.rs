@@ -5,6 +5,9 @@
 //! - A type is stored under `NAME`, which its declaration states; it is never guessed from a module path.
 //! - Every wish of a push (`With`) wins over what the type states.
 
+pub mod event_types;
+#[cfg(test)]
+mod event_types_tests;
 pub mod json;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -87,6 +90,30 @@ impl<M: Message<Kind = kind::Event> + ?Sized> Event for M {}
 pub trait Command: Message<Kind = kind::Command> {}
 impl<M: Message<Kind = kind::Command> + ?Sized> Command for M {}
 
+/// What an append expects of its stream: how many events are in it before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expected {
+    /// Nothing.
+    #[default]
+    Any,
+    /// No event is in it. (Other messages of the stream do not count.)
+    NoStream,
+    /// The last event has this version; 0 is the same as [`Expected::NoStream`].
+    Exact(i64),
+}
+
+impl Expected {
+    /// The version, or `None` for any.
+    #[must_use]
+    pub const fn version(self) -> Option<i64> {
+        match self {
+            Self::Any => None,
+            Self::NoStream => Some(0),
+            Self::Exact(version) => Some(version),
+        }
+    }
+}
+
 /// What one push may ask for beyond what the type states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes<'a> {
@@ -104,6 +131,9 @@ pub struct Wishes<'a> {
     pub destinations: Option<&'a [&'a str]>,
     /// Microseconds since 1970 from which it is to be published; 0 for now.
     pub due_unix_us: i64,
+    /// What the event expects of its stream. Of several events of one stream in one unit of work the first may say it
+    /// for all of them.
+    pub expected: Expected,
 }
 
 /// What the engine reads of a message before its payload.
@@ -258,7 +288,7 @@ impl Enqueue for RawMessage<'_> {
 }
 
 /// Whether a content type promises JSON (RFC 6839: the suffix `+json` as well).
-fn is_json(content_type: &str) -> bool {
+pub(crate) fn is_json(content_type: &str) -> bool {
     let essence = content_type.split(';').next().unwrap_or_default().trim();
     essence.is_empty()
         || essence.eq_ignore_ascii_case("application/json")
@@ -327,6 +357,12 @@ impl<'a> Wishes<'a> {
     #[must_use]
     pub fn to(self, destinations: &'a [&'a str]) -> Self {
         Self { destinations: Some(destinations), ..self }
+    }
+
+    /// What the event expects of its stream: [`crate::Error::VersionConflict`] if it is not so.
+    #[must_use]
+    pub fn expected(self, expected: Expected) -> Self {
+        Self { expected, ..self }
     }
 
     /// Not before this moment (by the database's clock). Events cannot be scheduled.

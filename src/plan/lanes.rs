@@ -10,6 +10,7 @@
 //!
 //! Cost: `admit`, `take`, `settle` are O(1) a message; nothing is allocated within the capacities.
 
+pub mod recall;
 mod whole;
 
 use std::collections::VecDeque;

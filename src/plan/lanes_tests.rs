@@ -209,3 +209,28 @@ fn a_lane_of_a_message_without_stream_goes_away() {
     }
     assert_eq!(lanes.rows(), 0);
 }
+
+#[test]
+fn the_search_for_a_lane_begins_where_it_was_left_and_goes_round() {
+    let mut lanes = Lanes::with_capacity(4, 4);
+    let destination = DestinationId::of("lanes-x").expect("destination");
+    for id in 0..4u128 {
+        let source = Source { batch: 0, reference: 0, transaction: TransactionIndex::NONE };
+        let admission =
+            Admission { lane_id: Uuid::from_u128(id), destination, partition: 0, stream_seq: 1, single: true, source };
+        lanes.admit(&admission);
+    }
+    let asked = std::cell::RefCell::new(Vec::new());
+    let find = |place: u32, wanted: &[u128]| {
+        asked.borrow_mut().clear();
+        lanes.find_from(LaneIndex(place), |lane| {
+            asked.borrow_mut().push(lane.lane_id.as_u128());
+            wanted.contains(&lane.lane_id.as_u128())
+        })
+    };
+    assert_eq!((find(2, &[1, 2]), asked.take()), (Some(LaneIndex(2)), vec![2]));
+    assert_eq!((find(2, &[1]), asked.take()), (Some(LaneIndex(1)), vec![2, 3, 0, 1]));
+    // Every lane is asked before there is none; lanes may have gone since.
+    assert_eq!((find(3, &[]), asked.take()), (None, vec![3, 0, 1, 2]));
+    assert_eq!((find(9, &[3]), asked.take()), (Some(LaneIndex(3)), vec![0, 1, 2, 3]));
+}

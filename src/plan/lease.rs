@@ -99,7 +99,7 @@ mod tests {
 
     fn member(counter: i64, expired: bool) -> Member {
         let incarnation = Incarnation { number: 1, id: Uuid::nil() };
-        Member { incarnation, counter, expired, connected: true, owns: true, held: 1 }
+        Member { incarnation, counter, expired, connected: true, direct: true, owns: true, held: 1 }
     }
 
     #[test]

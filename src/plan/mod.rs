@@ -3,6 +3,7 @@
 
 pub mod assign;
 pub mod cadence;
+pub mod follow;
 pub mod gate;
 mod lane;
 pub mod lanes;
@@ -10,7 +11,10 @@ pub mod lanes;
 mod lanes_tests;
 pub mod lease;
 pub mod ledger;
+pub mod listener;
 pub mod mutants;
 pub mod numbers;
+pub mod pause;
 pub mod retry;
 pub mod snapshot;
+pub mod strategy;

@@ -28,6 +28,12 @@ pub enum Mutant {
     ClaimWithoutBound,
     /// A partition handed over with all that was read, open messages too.
     OpenHandedOver,
+    /// A partition handed over before its shard has let go of it.
+    HandedOverUnasked,
+    /// Who gives a dead letter back does not tell the lane's owner.
+    OwnersNotTold,
+    /// An expected version is not compared where numbers are looked up.
+    ExpectationUnchecked,
 }
 
 #[cfg(feature = "mutants")]

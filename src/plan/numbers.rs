@@ -105,6 +105,13 @@ impl Numbers {
         entry.known_in = generation;
     }
 
+    /// Forgets a stream's last numbers, not how far it was fed.
+    pub fn forget(&mut self, stream: Uuid) {
+        if let Some(entry) = self.entries.get_mut(&stream) {
+            entry.known_in = 0;
+        }
+    }
+
     /// Forgets all last numbers, not how far the streams were fed.
     pub fn forget_numbers(&mut self) {
         self.generation += 1;

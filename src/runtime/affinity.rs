@@ -23,6 +23,38 @@ pub fn usable_cores() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
+/// Refuses cores that are named and that this process may not use.
+///
+/// # Errors
+/// The first such core, and those that may be named.
+pub fn check_named(named: &[usize]) -> Result<(), String> {
+    // Elsewhere nothing is pinned, and nobody tells which cores there are.
+    if !cfg!(target_os = "linux") {
+        return Ok(());
+    }
+    let usable = usable_cores();
+    match named.iter().find(|core| !usable.contains(core)) {
+        None => Ok(()),
+        Some(core) => Err(format!("core {core} is not one of this process's: must be out of {}", ranges(&usable))),
+    }
+}
+
+/// Ascending numbers as a person writes them: "0..=3, 8".
+fn ranges(numbers: &[usize]) -> String {
+    let mut found: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match found.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => found.push((*number, *number)),
+        }
+    }
+    let texts = found.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}..={last}"),
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
 /// Pins the calling thread to one core.
 ///
 /// # Errors
@@ -63,6 +95,17 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_named_core_is_one_of_this_process() {
+        let cores = usable_cores();
+        assert_eq!(check_named(&cores), Ok(()));
+        assert_eq!(check_named(&[]), Ok(()));
+        let beyond = cores.last().unwrap() + 1;
+        let text = check_named(&[cores[0], beyond]).unwrap_err();
+        assert!(text.starts_with(&format!("core {beyond} is not")) && text.ends_with(&ranges(&cores)), "{text}");
+        assert_eq!(ranges(&[0, 1, 2, 5, 8, 9]), "0..=2, 5, 8..=9");
     }
 
     #[test]

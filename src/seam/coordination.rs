@@ -1,6 +1,6 @@
 //! The lease keeper's side of the Postgres seam: membership, partitions, maintenance.
 //!
-//! Invariant: it has its own door and its own connection; nothing here writes a message.
+//! Invariant: it has its own door and its own connections; nothing here writes a message.
 
 use std::future::Future;
 
@@ -48,6 +48,9 @@ pub struct Member {
     pub expired: bool,
     /// Whether its session lock is held. A hint that saves the early try: that asks again.
     pub connected: bool,
+    /// Whether it has such a lock at all, as a process with a connection of its own does: it hears at once of what is
+    /// free. A worker that speaks SQL comes by when it likes, if it comes again.
+    pub direct: bool,
     /// Whether it takes partitions.
     pub owns: bool,
     /// How many it has.
@@ -167,11 +170,32 @@ pub trait Coordination: 'static {
         std::future::ready(Ok(()))
     }
 
+    /// Sees to it that a connection of its own listens; answers whether one can at all. What was said before it did was
+    /// not heard: `heard` says everything then.
+    fn listen(&self) -> impl Future<Output = Result<bool, StoreError>> {
+        std::future::ready(Ok(false))
+    }
+
+    /// Says something to itself over the listening connection and resolves when it has heard it: the caller's time
+    /// limit. Dropped before, it takes the connection along.
+    fn test_listener(&self) -> impl Future<Output = Result<(), StoreError>> {
+        std::future::pending()
+    }
+
+    /// Resolves when the listening connection has ended by itself.
+    fn listener_lost(&self) -> impl Future<Output = ()> {
+        std::future::pending()
+    }
+
     /// Resolves when others have said something since it last did: hints, which may be lost. Where nobody can be heard
     /// it never does.
     fn heard(&self) -> impl Future<Output = Heard> {
         std::future::pending()
     }
+
+    /// The incarnation takes no partitions any more, and others count it no longer; what it owns is still its own.
+    /// Answers whether it is alive.
+    fn withdraw_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<bool, StoreError>>;
 
     /// Ends the incarnation: its cursors become the bases of its partitions, which are free at once.
     fn deregister_instance(&self, incarnation: Incarnation) -> impl Future<Output = Result<(), StoreError>>;
@@ -183,6 +207,49 @@ pub trait Coordination: 'static {
         incarnation: Incarnation,
         limit_ms: u64,
     ) -> impl Future<Output = Result<Maintenance, StoreError>>;
+
+    /// Looks for what waits longer than it should, and deletes old dead letters: bounded, given up by the server after
+    /// `limit_ms`, on the connection of maintenance. `None`: another incarnation does it. A store without operators, as
+    /// the model, has nothing to tell.
+    fn inspect(
+        &self,
+        incarnation: Incarnation,
+        rules: &InspectRules,
+        limit_ms: u64,
+    ) -> impl Future<Output = Result<Option<Inspection>, StoreError>> {
+        let _ = (incarnation, rules, limit_ms);
+        std::future::ready(Ok(None))
+    }
+}
+
+/// What an inspection goes by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InspectRules {
+    /// Dead letters that are older, in days, are deleted; 0: none.
+    pub dead_letters_days: u32,
+    /// A message that was stored longer ago should be published.
+    pub unpublished_ms: u64,
+    /// A lane should not be parked for longer.
+    pub stuck_ms: u64,
+}
+
+/// What an inspection found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inspection {
+    /// Dead letters deleted, because they were old.
+    pub dead_letters_trimmed: u32,
+    /// Messages that should be published, one for each destination (of the 1,000 oldest log rows).
+    pub unpublished: u32,
+    /// Age of the oldest of them.
+    pub unpublished_age_ms: u64,
+    /// Scheduled messages that should be released (1,000 at most).
+    pub overdue: u32,
+    /// Lanes that are parked for too long.
+    pub stuck: u32,
+    /// For how long the longest of them.
+    pub stuck_age_ms: u64,
+    /// Lanes that wait for an operator.
+    pub held: u32,
 }
 
 /// What a maintenance step did.

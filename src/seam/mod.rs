@@ -3,6 +3,7 @@
 pub mod coordination;
 pub mod dial;
 pub mod publisher;
+pub mod receiver;
 pub mod runtime;
 pub mod store;
 pub mod transport;

@@ -52,6 +52,7 @@ impl OutgoingBatch for PublishRun {
             stream_seq: rows.stream_seq[row],
             version: rows.version[row],
             fence: item.fence,
+            replayed: rows.is_replayed(row),
             type_name: rows.text(rows.type_name[row]),
             content_type: if content_type.is_empty() { "application/json" } else { content_type },
             correlation_id: rows.correlation_id[row],

@@ -16,7 +16,8 @@ use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
 
 pub use super::coordination::{
-    Coordination, Heard, HeldPartition, Maintenance, Member, Members, Registration, Release, Renewed, Taken,
+    Coordination, Heard, HeldPartition, InspectRules, Inspection, Maintenance, Member, Members, Registration, Release,
+    Renewed, Taken,
 };
 
 /// Why a call to the database did not do what was asked.
@@ -68,6 +69,16 @@ pub enum StoreError {
         /// The server's words.
         text: String,
     },
+    /// The events that a read begins with were truncated. Read from the first version on that is kept.
+    #[error("stream {stream_id} begins at version {first_version}: what was before is truncated ({note})")]
+    Truncated {
+        /// The stream.
+        stream_id: Uuid,
+        /// The first event that is kept.
+        first_version: i64,
+        /// What was noted at the truncation, such as where the archive is.
+        note: String,
+    },
     /// Wrong password, unknown database, no privilege: someone has to act.
     #[error("cannot work with this database ({sqlstate}): {text}")]
     Denied {
@@ -76,6 +87,13 @@ pub enum StoreError {
         /// The server's words.
         text: String,
     },
+}
+
+impl StoreError {
+    /// A call that was given up after its time: the connection is, too.
+    pub(crate) fn no_answer(ms: u128) -> Self {
+        Self::ConnectionLost(format!("no answer within {ms} ms"))
+    }
 }
 
 /// Which flush wrote a row.
@@ -91,6 +109,16 @@ pub struct Origin {
 
 /// SQLSTATE of a flush that is stored and whose numbers cannot be told any more.
 pub const NUMBERS_UNKNOWN: &str = "CL006";
+
+/// A park without end: the lane waits until an operator lets it go on. In milliseconds, a hundred years; the database marks
+/// the lane as held by it.
+pub const HELD_MS: i64 = 3_155_760_000_000;
+
+/// The number of a log reference that is no message: something was put beside the log for its lane.
+pub const LOOK_BESIDE: i64 = 0;
+
+/// The number of one that says that its lane is held no more.
+pub const GO_ON: i64 = -1;
 
 /// "This row has no stream" in [`StoreRequest::row_stream`].
 pub const NO_STREAM: u32 = u32::MAX;
@@ -109,7 +137,8 @@ pub struct StoreRequest<'a> {
     /// answer is as if there were a row of another writer. `None`: any.
     pub epoch: Option<Epoch>,
     /// The messages. `stream_seq` and `version` are final where the stream's `known` is true, and count
-    /// from 1 within this request where it is not.
+    /// from 1 within this request where it is not. Where a row's caller expects a version ([`Rows::expected`]), the
+    /// versions of its stream count from that one: the store checks it where it looks numbers up.
     pub batches: &'a [Arc<Rows>],
     /// For each row, the index of its stream in the columns below, or [`NO_STREAM`].
     pub row_stream: &'a [u32],
@@ -121,7 +150,7 @@ pub struct StoreRequest<'a> {
     pub stream_known: &'a [bool],
     /// The remembered last number (0 where unknown).
     pub stream_last_seq: &'a [i64],
-    /// The remembered last version (0 where unknown).
+    /// The remembered last version; where it is unknown, the one that is expected, or 0.
     pub stream_last_version: &'a [i64],
     /// Partitions of all rows (streamless ones included), ascending, without doubles: locked exclusively if
     /// that is possible at once, otherwise shared with a lock a stream.
@@ -148,6 +177,11 @@ pub enum StoreReply {
     Busy {
         /// Streams whose lock, or whose partition's lock, is held elsewhere.
         stream_id: Vec<Uuid>,
+    },
+    /// Nothing was written: callers expect other versions of these streams than they have.
+    Conflict {
+        /// Each of them, and the version that it has, read under its lock.
+        found: Vec<(Uuid, i64)>,
     },
 }
 
@@ -188,7 +222,7 @@ pub struct Park {
     pub error: String,
     /// Whether the text was cut.
     pub error_cut: bool,
-    /// Next try, in milliseconds from now; the database adds them to its own clock.
+    /// Next try, in milliseconds from now; the database adds them to its own clock. [`HELD_MS`]: none by itself.
     pub due_in_ms: i64,
 }
 
@@ -388,7 +422,7 @@ pub struct ParkedLane {
     pub partition: u32,
     /// Attempts of its head.
     pub attempts: i32,
-    /// Milliseconds until it is due; 0 or less for now.
+    /// Milliseconds until it is due; 0 or less for now, about [`HELD_MS`] if it is held.
     pub due_in_ms: i64,
 }
 
@@ -401,6 +435,8 @@ pub struct LoadReply {
     pub resolved: Vec<Snapshot>,
     /// All parked lanes of these partitions.
     pub parked: Vec<ParkedLane>,
+    /// The snapshot that all of it was read in: what these transactions have done to parked lanes is in it.
+    pub read_at: Snapshot,
 }
 
 /// The shards' side of the database.

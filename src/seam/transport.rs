@@ -51,6 +51,9 @@ pub struct OutgoingMessage<'a> {
     pub version: i64,
     /// The publisher's fence of the message's partition.
     pub fence: i64,
+    /// An operator has asked for this copy: a replay, or a dead letter that was given back. It has no place in the
+    /// stream's order: others of the stream, before and behind it, may have gone out long ago.
+    pub replayed: bool,
     /// Stable type name.
     pub type_name: &'a str,
     /// Content type; `application/json` where the message states none.
@@ -132,4 +135,10 @@ pub trait Transport: Send + Sync + 'static {
 
     /// A name for logs.
     fn name(&self) -> &str;
+
+    /// The way in from a source (a queue, a subscription). `None`: there is none of this name, or none at all.
+    fn receiver(&self, source: &str) -> Option<std::sync::Arc<dyn super::receiver::Receiver>> {
+        let _ = source;
+        None
+    }
 }

@@ -19,7 +19,7 @@ use crate::plan::lanes::{Admission, Admitted, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::numbers::UNFED;
-use crate::seam::store::{DeadLetter, Spill, Stored};
+use crate::seam::store::{DeadLetter, LOOK_BESIDE, Spill, Stored};
 
 /// Own flushes that wait to be passed by the claim; each goes along with the claim's request.
 const FLUSHES_MAX: usize = 4_096;
@@ -49,6 +49,11 @@ impl State {
             }
             if self.is_leaving(partition) {
                 self.freeze(partition, source);
+                continue;
+            }
+            if stream_seq <= LOOK_BESIDE {
+                self.note_recall(rows.lane_id[row], destination, partition, stream_seq);
+                self.resolve(source);
                 continue;
             }
             let admission =
@@ -85,7 +90,7 @@ impl State {
                 }
             }
         }
-        if !single && self.half_fed != Some((rows.lane_id[row], stream_seq)) {
+        if !single && stream_seq > LOOK_BESIDE && self.half_fed != Some((rows.lane_id[row], stream_seq)) {
             self.fed(rows.lane_id[row], stream_seq);
         }
     }

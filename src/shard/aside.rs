@@ -11,7 +11,7 @@ use super::state::State;
 use crate::batch::DestinationId;
 use crate::error::FailureReason;
 use crate::plan::lanes::{LaneIndex, SlotIndex};
-use crate::plan::retry::MaySend;
+use crate::plan::pause::MaySend;
 use crate::seam::store::Park;
 use crate::time::Tick;
 
@@ -52,8 +52,7 @@ impl State {
             let lane = self.lanes.lane_of(head);
             let of = *self.lanes.lane(lane);
             let stream_seq = self.lanes.stream_seq_of(head);
-            let mut beside = Vec::new();
-            self.lanes.park(lane, of.attempts, due, |stream_seq, source| beside.push((stream_seq, source)));
+            self.park_lane(lane, of.attempts, due);
             self.settle.park(Park {
                 lane_id: of.lane_id,
                 destination,
@@ -65,11 +64,6 @@ impl State {
                 error_cut: false,
                 due_in_ms: LOOK_MS as i64,
             });
-            for (stream_seq, source) in beside {
-                self.spill_parked(lane, stream_seq, source);
-            }
-            self.parked_due.push(std::cmp::Reverse((due, lane)));
         }
-        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }
 }

@@ -14,13 +14,13 @@ use super::Shard;
 use super::aside::LOOK_MS;
 use super::state::State;
 use crate::batch::Rows;
-use crate::plan::cadence::Cadence;
+use crate::plan::cadence::{Cadence, Found};
 use crate::plan::lanes::{LaneIndex, LaneState, Source};
 use crate::plan::ledger::TransactionIndex;
 use crate::plan::mutants::{self, Mutant};
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{ClaimReply, ClaimRequest, ParkedLane, Store, StoreError};
+use crate::seam::store::{ClaimReply, ClaimRequest, HELD_MS, LOOK_BESIDE, ParkedLane, Store, StoreError};
 use crate::time::Tick;
 
 /// Copies of a parked lane fetched at a time.
@@ -33,12 +33,12 @@ const RELEASE_ROWS_MAX: usize = 1_000;
 const RETRY_US: u64 = 200_000;
 
 impl State {
-    /// Takes in a page; answers whether there was something for this shard in it.
-    pub(super) fn claimed(&mut self, reply: ClaimReply) -> bool {
+    /// Takes in a page; answers what there was for this shard in it.
+    pub(super) fn claimed(&mut self, reply: ClaimReply) -> Found {
         if !self.check_epoch(reply.epoch) {
-            return true;
+            return Found::Own;
         }
-        let mut found = false;
+        let mut found = Found::Nothing;
         self.numbers.shed();
         let rows = Arc::new(reply.rows);
         self.metrics.rows_claimed.add(rows.len() as u64);
@@ -55,7 +55,7 @@ impl State {
             // A flush answered while the claim was under way could not be left out of it.
             let in_memory = || self.flushes.iter().find(|record| record.xid == log.xid).map(|record| record.number);
             if let Some(number) = log.own_flush.or_else(in_memory) {
-                found = true;
+                found = if found == Found::Nothing { Found::Own } else { found };
                 self.claim_passed(number);
                 reference += log.reference_count as usize;
                 continue;
@@ -64,7 +64,9 @@ impl State {
             // here. One that is not owned may hold messages without a destination, of which it does not tell the
             // partitions: any remembered number may be old. It is nothing to publish, and no reason to look again soon.
             let has_references = log.reference_count > 0;
-            found |= has_references;
+            if has_references {
+                found = Found::Others;
+            }
             if self.flush_in_flight && (has_references || !log.owned) {
                 // Perhaps its own rows; its answer will tell.
                 self.fed_meanwhile.push((log.xid, log.owned));
@@ -73,7 +75,9 @@ impl State {
             }
             for row in reference..reference + log.reference_count as usize {
                 let partition = rows.partition[row];
-                if !self.holds(partition) || self.resolved_before(partition, log.xid) {
+                let is_done = self.resolved_before(partition, log.xid)
+                    || rows.stream_seq[row] <= LOOK_BESIDE && self.is_in_what_was_loaded(partition, log.xid);
+                if !self.holds(partition) || is_done {
                     continue;
                 }
                 let transaction = self.ledger.open(log.xid, 1);
@@ -100,10 +104,14 @@ impl State {
     /// Lanes that the database knows to be parked.
     pub(super) fn restore_parked(&mut self, all: Vec<ParkedLane>, now: Tick) {
         for parked in all {
-            let due = now.plus_ms(parked.due_in_ms.max(0) as u64);
+            // On hold, in a hundred years: an operator lets it go on.
+            let is_held = parked.due_in_ms >= HELD_MS / 2;
+            let due = if is_held { Tick::NEVER } else { now.plus_ms(parked.due_in_ms.max(0) as u64) };
             let lane =
                 self.lanes.restore_parked(parked.lane_id, parked.destination, parked.partition, parked.attempts, due);
-            self.parked_due.push(Reverse((due, lane)));
+            if !is_held {
+                self.parked_due.push(Reverse((due, lane)));
+            }
         }
         self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
     }
@@ -188,7 +196,8 @@ fn say_missing(rows: &Rows) {
             "messages to destinations without a number here: dead letters; the first is to {name:.64?}: {why}"
         );
     }
-    let is_missing = |row: &usize| rows.is_missing(*row) && rows.unnamed(*row).is_none();
+    let is_missing =
+        |row: &usize| rows.is_missing(*row) && rows.unnamed(*row).is_none() && rows.stream_seq[*row] > LOOK_BESIDE;
     let Some(first) = (0..rows.len()).find(is_missing) else { return };
     tracing::error!(
         messages = (first..rows.len()).filter(is_missing).count(),
@@ -201,19 +210,23 @@ fn say_missing(rows: &Rows) {
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     /// Runs until the shard has ended.
     pub(super) async fn claim_loop(&self) {
-        let (poll_ms, poll_ms_max, interval_us) = {
+        let (intervals, interval_us) = {
             let state = self.state.borrow();
-            let settings = &state.settings;
-            (settings.claim_poll_ms, settings.claim_poll_ms_max, settings.cursor_interval_ms * 1000)
+            (state.settings.claim_intervals, state.settings.cursor_interval_ms * 1000)
         };
-        let mut cadence = Cadence::new(poll_ms, poll_ms_max);
+        let mut cadence = Cadence::new(intervals);
         let mut last_claim = Tick(0);
         let mut scheduled_at = Tick::NEVER;
         let mut scheduled_not_before = Tick(0);
         let mut not_before = Tick(0);
         loop {
             let now = self.runtime.now();
+            cadence.listen(self.listening.get());
+            // However often it was said: one look.
             if self.announced.take() {
+                cadence.told(now);
+            }
+            if self.suspected.take() {
                 cadence.hurry(now);
             }
             let mut next_look = Tick::NEVER;
@@ -222,6 +235,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 if state.ended {
                     return;
                 }
+                state.recall_lanes();
                 state.parked_become_due(now);
                 if let Some(Reverse((due, _))) = state.parked_due.peek() {
                     next_look = next_look.min(*due);
@@ -337,10 +351,10 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         self.wait(&self.claim_signal, at).await;
     }
 
-    async fn claim(&self) -> Result<(bool, Option<i64>), StoreError> {
+    async fn claim(&self) -> Result<(Found, Option<i64>), StoreError> {
         let (incarnation, shard, position, partitions, flushes, rows_max, streams_max, era) = {
             let state = self.state.borrow();
-            let Some(incarnation) = state.incarnation else { return Ok((false, None)) };
+            let Some(incarnation) = state.incarnation else { return Ok((Found::Nothing, None)) };
             let flushes: Vec<i64> = state.flushes.iter().map(|record| record.number).collect();
             (
                 incarnation,
@@ -369,7 +383,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         state.metrics.claim_us.record_us(took_us);
         state.metrics.claims.add(1);
         if state.era != era {
-            return Ok((true, None));
+            return Ok((Found::Own, None));
         }
         if reply.logs.is_empty() {
             state.metrics.claims_empty.add(1);
@@ -391,6 +405,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             return Ok(());
         }
         state.epoch = Some(reply.epoch);
+        state.parked_as_of = partitions.iter().map(|partition| (*partition, reply.read_at.clone())).collect();
         state.loaded_from(reply.resolved);
         state.restore_parked(reply.parked, now);
         tracing::info!(shard, partitions = partitions.len(), read = %state.reader.read, "loaded");

@@ -5,7 +5,8 @@
 //! - A unit of work is stored whole or not at all. One whose stream is locked elsewhere is held back, and
 //!   everything that comes after it on any of its streams queues behind it.
 //! - A caller is answered after the commit, or with an error when nothing was stored.
-//! - What the database refuses for good is found and answered; its neighbours in the flush are stored.
+//! - What the database refuses for good is found and answered, and who expects another version than there is
+//!   (`expected`); their neighbours in the flush are stored.
 //! - A flush of which it is not known what it stored leaves no remembered number behind, and its rows to the claim.
 //! - After a connection lost at COMMIT the flush is looked up under its own locks, never sent blindly.
 
@@ -17,6 +18,7 @@ use uuid::Uuid;
 
 use super::Shard;
 use super::duplicates::{Duplicates, ids_without_stream};
+use super::expected::{self, Expectations, Judged};
 use super::numbering::FlushColumns;
 use super::pending::{Pending, split_by_streams};
 use crate::batch::Rows;
@@ -42,6 +44,10 @@ enum Outcome {
     StoodDown(StoreError),
     /// Messages without stream have ids of others.
     Duplicates(Duplicates),
+    /// Callers expect other versions of these streams.
+    Conflict(Vec<(Uuid, i64)>),
+    /// Nothing was sent: what is remembered has to be looked up first.
+    LookFirst,
     Again(StoreError),
     /// It was looked up, and numbers, or all of it, could not be told.
     Unknown(Unknown),
@@ -65,13 +71,15 @@ impl Unknown {
 }
 
 impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
-    /// Runs until the shard has ended.
-    pub(super) async fn flush_loop(&self) {
+    /// Runs until the shard has ended. Answers how many rows of its last flush were refused because of that: what it could
+    /// not store comes back to be tried again, and it is too late.
+    pub(super) async fn flush_loop(&self) -> usize {
         let gate = {
             let state = self.state.borrow();
             Gate::new(state.settings.flush_rows_max, state.settings.flush_bytes_max, state.settings.flush_age_us_max)
         };
         let mut columns = FlushColumns::default();
+        let mut expectations = Expectations::default();
         let mut units_max = usize::MAX;
         let mut busy_wait_us = BUSY_RETRY_US.0;
         let mut recall_at: Option<Tick> = None;
@@ -104,7 +112,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 (close, state.stopping.is_some(), state.ended)
             };
             if ended {
-                return;
+                return self.refuse_pending(&|| Error::ShutDown);
             }
             let wake_at = match close {
                 Close::Now => None,
@@ -123,7 +131,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let units: usize = taken.iter().map(Pending::unit_count).sum();
             let rows: usize = taken.iter().map(|pending| pending.rows.len()).sum();
-            let (taken, outcome) = self.flush(taken, &mut columns).await;
+            let (taken, outcome) = self.flush(taken, &mut columns, &mut expectations).await;
             answered_at = self.runtime.now();
             expected_rows = rows + self.state.borrow().pending_rows;
             match outcome {
@@ -169,6 +177,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                         self.answered(pending.answer_by_unit(Some(&error)));
                     }
                 }
+                Outcome::LookFirst => {}
+                Outcome::Conflict(found) => {
+                    let mut state = self.state.borrow_mut();
+                    found.iter().for_each(|(stream, _)| state.numbers.forget(*stream));
+                    drop(state);
+                    self.answer_judged(expected::refuse(taken, &found));
+                }
                 Outcome::Unknown(unknown) => {
                     for pending in taken {
                         self.answered(pending.answer(Some(&|| unknown.error())));
@@ -203,6 +218,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         }
     }
 
+    fn answer_judged(&self, judged: Judged) {
+        self.put_all_first(judged.again);
+        for (pending, of_unit) in judged.refused {
+            self.answered(pending.answer_by_unit(Some(&|unit: usize| expected::error(of_unit[unit]))));
+        }
+    }
+
     /// Answers everything that waits with an error: the shard ends. Answers how many rows that were.
     pub(super) fn refuse_pending(&self, error: &dyn Fn() -> Error) -> usize {
         let all: Vec<Pending> = {
@@ -218,14 +240,27 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     }
 
     /// One flush, from numbering to its answer. On success the callers have been answered.
-    async fn flush(&self, mut taken: Vec<Pending>, columns: &mut FlushColumns) -> (Vec<Pending>, Outcome) {
+    async fn flush(
+        &self,
+        mut taken: Vec<Pending>,
+        columns: &mut FlushColumns,
+        expectations: &mut Expectations,
+    ) -> (Vec<Pending>, Outcome) {
+        let asides = expectations.part(&mut self.state.borrow_mut(), &mut taken);
+        if taken.is_empty() {
+            let judged = expected::judge(&mut self.state.borrow_mut(), columns, asides, None);
+            self.answer_judged(judged);
+            return (taken, Outcome::LookFirst);
+        }
         let (origin, ownership, read, epoch, held, complete, generation, era) = {
             let mut guard = self.state.borrow_mut();
             let state = &mut *guard;
             let Some(incarnation) = state.incarnation else {
+                drop(guard);
+                self.put_all_first(asides.into_iter().map(expected::Aside::give_back).collect());
                 return (taken, Outcome::Again(StoreError::ConnectionLost("not registered yet".into())));
             };
-            columns.number(state, &mut taken);
+            columns.number(state, &mut taken, expectations);
             state.flush_number += 1;
             let number = state.flush_number;
             state.flush_in_flight = true;
@@ -298,6 +333,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 state.leave_unknown_to_claim();
             }
         }
+        let mut proved = None;
         let outcome = match answer {
             Ok(StoreReply::Stored(stored)) => {
                 columns.correct(&mut taken, stored.looked_up.as_deref());
@@ -316,9 +352,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 } else {
                     state.leave_to_claim(stored.xid);
                 }
+                proved = Some(stored);
                 Outcome::Stored
             }
             Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
+            Ok(StoreReply::Conflict { found }) => Outcome::Conflict(found),
             Err(StoreError::NumberTaken) if columns.stream_known.iter().any(|known| *known) => {
                 // What was remembered is wrong: once more, with look-ups.
                 state.numbers.forget_numbers();
@@ -335,9 +373,11 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             },
         };
         state.fed_meanwhile.clear();
+        let judged = expected::judge(state, columns, asides, proved.as_ref());
         let stored_for_others = columns.partitions.iter().any(|partition| !state.holds(*partition));
         state.note_memory();
         drop(guard);
+        self.answer_judged(judged);
         self.publish_signal.raise();
         self.settle_signal.raise();
         self.claim_signal.raise();
@@ -345,6 +385,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             if stored_for_others {
                 self.others.ring();
             }
+            self.others.note_stored();
             let rows: usize = taken.drain(..).map(|pending| pending.answer(None)).sum();
             self.answered(rows);
         }

@@ -10,12 +10,14 @@ use uuid::Uuid;
 use super::pending::Pending;
 use super::publish::tests::shard;
 use super::shard_kit::{Kit, run_for, shard_around};
-use super::{Submission, SubmissionReply};
+use super::{Arrival, Control, Submission, SubmissionReply};
 use crate::batch::{DestinationId, NewRow, Rows};
 use crate::envelope::Trace;
 use crate::error::Error;
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
+use crate::runtime::ring::Ring;
+use crate::runtime::sim::SimRuntime;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{
     ClaimReply, ClaimRequest, LastNumbers, LoadReply, NO_STREAM, NUMBERS_UNKNOWN, Origin, SettleReply, SettleRequest,
@@ -31,6 +33,8 @@ struct Door {
     last: RefCell<HashMap<Uuid, i64>>,
     ids: RefCell<HashSet<Uuid>>,
     finds_nothing: Cell<bool>,
+    /// Each store is answered then, that its streams are in others' hands.
+    busy_until: RefCell<Option<(SimRuntime, Tick)>>,
     stores: Cell<u64>,
     look_ups: Cell<usize>,
     /// Whether the streams of each store were all known.
@@ -48,6 +52,11 @@ impl Store for Door {
 
     async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         self.stores.set(self.stores.get() + 1);
+        let busy_until = self.busy_until.borrow().clone();
+        if let Some((clock, until)) = busy_until {
+            clock.sleep_until(until).await;
+            return Ok(StoreReply::Busy { stream_id: request.stream_id.to_vec() });
+        }
         let mut ids = self.ids.borrow().clone();
         for rows in request.batches {
             for row in (0..rows.len()).filter(|row| rows.stream_id(*row).is_none() && !rows.is_scheduled(*row)) {
@@ -315,4 +324,46 @@ fn own_flushes_that_no_claim_has_passed_are_bounded() {
     state.reader.read = Snapshot::new(10_000, Vec::new());
     state.read_whole();
     assert!(state.flushes.is_empty() && state.complete_in_memory());
+}
+
+#[test]
+fn whoever_waits_at_the_end_is_told_that_nothing_was_stored_in_the_flush_under_way_behind_it_and_in_the_ring() {
+    let shard = begun(Door::default());
+    // The shard ends at 50 ms, its flush at 80.
+    let at = |ms: u64| shard.runtime.now().plus_ms(ms);
+    *shard.store.busy_until.borrow_mut() = Some((shard.runtime.clone(), at(80)));
+    let (ring, receiver) = Ring::new(8);
+    let submit = || {
+        let (reply, answer) = oneshot::channel();
+        assert!(shard.budget.try_acquire(1, 10));
+        ring.push(Arrival::Submission(Submission { rows: Arc::new(one(1)), reply })).unwrap();
+        answer
+    };
+    let mut waiting = vec![submit()];
+    let deadline = at(50);
+    let reports = std::rc::Rc::new(Cell::new((0, 0)));
+    let (into, late) = (reports.clone(), ring.clone());
+    // Behind it from 10 ms on; after the stop, while the shard is ending.
+    let (reply, behind) = oneshot::channel();
+    let (too_late, refused_at_once) = oneshot::channel();
+    assert!(shard.budget.try_acquire(2, 10));
+    run_for(&shard, 60_000, move |of| async move {
+        let callers = async {
+            of.runtime.sleep_until(of.runtime.now().plus_ms(10)).await;
+            late.push(Arrival::Submission(Submission { rows: Arc::new(one(1)), reply })).unwrap();
+            of.runtime.sleep_until(of.runtime.now().plus_ms(10)).await;
+            late.push(Arrival::Control(Control::Stop { deadline })).unwrap();
+            late.push(Arrival::Submission(Submission { rows: Arc::new(one(1)), reply: too_late })).unwrap();
+        };
+        let (report, in_flight, ()) = futures_util::join!(of.arrivals(receiver), of.flush_loop(), callers);
+        into.set((report.rows_refused, in_flight));
+    });
+    waiting.extend([behind, refused_at_once]);
+    for mut answer in waiting {
+        let refused = answer.try_recv().unwrap().unwrap().refused;
+        assert!(matches!(refused[..], [(0, Error::ShutDown)]), "{refused:?}");
+    }
+    assert_eq!(reports.get(), (1, 1), "what waited, and what came back");
+    assert_eq!(shard.budget.rows(), 0, "every row is given back");
+    assert!(ring.push(Arrival::Control(Control::Look)).is_err() && ring.is_closed());
 }

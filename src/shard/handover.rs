@@ -5,12 +5,15 @@
 //!   database says that nobody owns it.
 //! - One hand-over at a time. While it is under way the partitions are this incarnation's; if it dies meanwhile they
 //!   are taken over as any others.
-//! - A hand-over whose answer was lost is asked for again: what is not owned any more is passed over.
+//! - A hand-over whose answer was lost is asked for again: what is not owned any more is passed over. At a stop that is
+//!   after each look, and for the last time before the incarnation ends, for what the shards let go of before as well.
+//! - One that fails takes no other along; one that loses its connection ends the lease.
 
 use futures_channel::oneshot::Receiver;
 
 use super::Control;
 use super::tend::{Keeper, Standing};
+use crate::plan::mutants::{self, Mutant};
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{Coordination, Release, StoreError};
 use crate::time::Tick;
@@ -49,24 +52,35 @@ impl Leaving {
             self.asked.pop();
         }
     }
+
+    /// What shards have let go of and the database was not told.
+    pub(super) fn take_gone(&mut self) -> Vec<Release> {
+        let let_go = self.asked.iter_mut().filter_map(|(_, receiver)| receiver.try_recv().ok().flatten());
+        self.gone.extend(let_go);
+        std::mem::take(&mut self.gone)
+    }
 }
 
 impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
     /// Asks the shards to let go.
     pub(super) fn begin_hand_over(&self, of: &mut Standing, partitions: Vec<u32>) {
         tracing::info!(partitions = partitions.len(), "handing partitions over");
-        let mut asked = Vec::new();
+        let (mut asked, mut gone) = (Vec::new(), Vec::new());
         for shard in 0..self.shards {
             let is_of = |partition: &u32| partition % u32::from(self.shards) == u32::from(shard);
             let wanted: Vec<u32> = partitions.iter().copied().filter(is_of).collect();
             if wanted.is_empty() {
                 continue;
             }
+            if mutants::active(Mutant::HandedOverUnasked) {
+                gone.push(Release { epoch: None, partitions: wanted.into_iter().map(|of| (of, None)).collect() });
+                continue;
+            }
             let (reply, receiver) = futures_channel::oneshot::channel();
             (self.tell)(shard, Control::Release { partitions: wanted.clone(), reply });
             asked.push((wanted, receiver));
         }
-        of.leaving = Some(Leaving { partitions, asked, gone: Vec::new(), not_before: Tick(0), wait_ms: WAIT_MS.0 });
+        of.leaving = Some(Leaving { partitions, asked, gone, not_before: Tick(0), wait_ms: WAIT_MS.0 });
     }
 
     /// Hands over what the shards have let go; answers whether the keeper should look at once.
@@ -96,5 +110,42 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         of.leaving = None;
         self.distribute(incarnation, of);
         false
+    }
+
+    /// At a stop: what the shards have let go of, exactly as far as it is resolved. Where that fails it is asked for again
+    /// after the next look, and before the end; after that the cursors say it, and a copy may go out. All of it takes no
+    /// longer than one call. Answers whether the keeper should look at once: it has lost its connection.
+    pub(super) async fn hand_over_the_rest(&self, of: &mut Standing) -> bool {
+        let mut parted = std::mem::take(&mut of.left_over);
+        parted.extend(self.lease.take_parted());
+        let Some(incarnation) = of.current else { return false };
+        if parted.is_empty() {
+            return false;
+        }
+        let until = self.runtime.now().plus_ms(self.times.ttl_ms() / 2);
+        let mut lost = false;
+        let mut noted = |error: &StoreError| {
+            if matches!(error, StoreError::ConnectionLost(_)) {
+                // The session lock may be gone: no new run before the incarnation is proved alive.
+                self.lease.end();
+                lost = true;
+            }
+        };
+        // Else what is let go of is left for this one, as its share.
+        if let Err(error) = self.within_limit(self.coordination.withdraw_instance(incarnation)).await {
+            tracing::warn!(%error, "the others count this instance until it has ended");
+            noted(&error);
+        }
+        for release in parted {
+            let left_ms = until.since_us(self.runtime.now()) / 1_000;
+            if let Err(error) =
+                self.within_ms(left_ms, self.coordination.release_partitions(incarnation, &release)).await
+            {
+                tracing::warn!(%error, "partitions could not be handed over exactly");
+                noted(&error);
+                of.left_over.push(release);
+            }
+        }
+        lost
     }
 }

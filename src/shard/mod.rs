@@ -10,18 +10,23 @@ mod claim;
 #[allow(clippy::unwrap_used)]
 mod claim_tests;
 mod duplicates;
+mod expected;
 mod flush;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod flush_tests;
 mod handover;
+pub mod listen;
 mod memory;
+mod neighbours;
 mod numbering;
+mod parting;
 mod pending;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod pending_tests;
 mod publish;
+mod recall;
 mod refused;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
@@ -40,13 +45,13 @@ mod tend_tests;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod tend_town;
-mod upkeep;
+pub mod upkeep;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
@@ -101,8 +106,12 @@ pub enum Control {
         /// Answered when nothing of them is in flight: what is resolved of each. Dropped if the shard cannot say.
         reply: futures_channel::oneshot::Sender<Release>,
     },
-    /// Messages were stored by somebody else in this process (enlisted): claim soon.
+    /// Somebody says that messages were stored which are not in this shard's memory: claim soon.
     Announce,
+    /// Nobody has said so, but somebody seems to have stored: claim soon.
+    Look,
+    /// Whether the listener has proved itself: how often to look without a word depends on it.
+    Listening(bool),
     /// Take no more submissions, publish what is in hand until `deadline`, write the cursor, end.
     Stop {
         /// When to end at the latest.
@@ -129,9 +138,61 @@ pub struct LeaseCell {
     stood_down: OnceLock<StoreError>,
     /// A shard was refused as a stranger, and has let everything go.
     fenced: AtomicBool,
+    /// Others are there to own partitions, and hear at once of what is free.
+    others: AtomicBool,
+    /// The keeper has looked at the members once, or could not.
+    looked: AtomicBool,
+    /// What shards have let go of at a stop, and whom to tell.
+    parted: Mutex<Vec<Release>>,
+    parts: AtomicBool,
+    keeper: AtomicWaker,
 }
 
 impl LeaseCell {
+    /// Whether others are there that take at once what is let go, as the keeper last saw.
+    pub(crate) fn has_others(&self) -> bool {
+        self.others.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_others(&self, others: bool) {
+        self.others.store(others, Ordering::Release);
+    }
+
+    /// Whether the shards know what they hold first, if the database could be asked.
+    pub(crate) fn has_looked(&self) -> bool {
+        self.looked.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_looked(&self) {
+        self.looked.store(true, Ordering::Release);
+    }
+
+    /// A shard is to end, and lets go of what it held.
+    pub(crate) fn part(&self, release: Release) {
+        self.parted.lock().unwrap_or_else(PoisonError::into_inner).push(release);
+        self.parts.store(true, Ordering::Release);
+        self.keeper.wake();
+    }
+
+    /// Whether some shard has: then nothing is taken any more.
+    pub(crate) fn is_parting(&self) -> bool {
+        self.parts.load(Ordering::Acquire)
+    }
+
+    /// Resolves when there is something to hand over. One waits.
+    pub(crate) async fn parted(&self) {
+        poll_fn(|context| {
+            self.keeper.register(context.waker());
+            let any = !self.parted.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+            if any { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    pub(crate) fn take_parted(&self) -> Vec<Release> {
+        std::mem::take(&mut self.parted.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A shard was fenced. If the incarnation is alive after all, the keeper tells its set again.
     pub(crate) fn note_fenced(&self) {
         self.fenced.store(true, Ordering::Release);
@@ -179,6 +240,8 @@ impl LeaseCell {
 pub struct OthersBell {
     rung: AtomicBool,
     waker: AtomicWaker,
+    stored: AtomicBool,
+    stored_waker: AtomicWaker,
 }
 
 impl OthersBell {
@@ -194,6 +257,22 @@ impl OthersBell {
         poll_fn(|context| {
             self.waker.register(context.waker());
             if self.rung.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Something was stored, for whomever: subscriptions of this process look.
+    pub fn note_stored(&self) {
+        if !self.stored.swap(true, Ordering::AcqRel) {
+            self.stored_waker.wake();
+        }
+    }
+
+    /// Resolves when something was stored since the last time. One waits.
+    pub(crate) async fn stored(&self) {
+        poll_fn(|context| {
+            self.stored_waker.register(context.waker());
+            if self.stored.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
@@ -247,6 +326,10 @@ struct Shard<R, S, P> {
     others: Arc<OthersBell>,
     state: RefCell<state::State>,
     announced: Cell<bool>,
+    /// Nobody has said anything, and yet there may be something.
+    suspected: Cell<bool>,
+    /// Whether the listener is healthy.
+    listening: Cell<bool>,
     /// Rows that were in memory when the shard stood down, if it has.
     left_behind: Cell<Option<usize>>,
     call_timeout_us: u64,
@@ -269,6 +352,8 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         others: parts.others,
         state: RefCell::new(state::State::new(parts.settings, parts.metrics, parts.pool)),
         announced: Cell::new(false),
+        suspected: Cell::new(false),
+        listening: Cell::new(false),
         left_behind: Cell::new(None),
         call_timeout_us,
         flush_signal: signal::Signal::default(),
@@ -276,13 +361,14 @@ pub async fn run<R: Runtime, S: Store, P: Publisher>(parts: ShardParts<R, S, P>)
         publish_signal: signal::Signal::default(),
         settle_signal: signal::Signal::default(),
     };
-    let (report, ..) = futures_util::join!(
+    let (mut report, refused, ..) = futures_util::join!(
         shard.arrivals(parts.ring),
         shard.flush_loop(),
         shard.publish_loop(),
         shard.claim_loop(),
         shard.settle_loop()
     );
+    report.rows_refused += refused;
     report
 }
 
@@ -299,13 +385,16 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 ring.wait().await;
                 continue;
             };
-            let drained = self.state.borrow().is_drained();
+            let drained = self.get_on_with_the_end();
             if drained || self.runtime.now() >= stop_at {
+                // What has come since the last look is answered as well; what comes from here on goes back at once.
+                ring.close();
+                self.take_arrivals(&mut ring);
                 let refused = self.refuse_pending(&|| Error::ShutDown);
-                let rows_left = self.state.borrow().rows_in_memory() + self.left_behind.get().unwrap_or(0);
+                let rows_left = self.state.borrow().rows_unpublished() + self.left_behind.get().unwrap_or(0);
                 self.state.borrow_mut().ended = true;
                 self.raise_all();
-                let drained = drained && self.left_behind.get().is_none();
+                let drained = drained && rows_left == 0 && self.left_behind.get().is_none();
                 return ShardReport { rows_refused: refused, rows_left, drained };
             }
             self.runtime.sleep_until(self.runtime.now().plus_ms(2).min(stop_at)).await;
@@ -344,8 +433,16 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     self.announced.set(true);
                     self.claim_signal.raise();
                 }
+                Arrival::Control(Control::Look) => {
+                    self.suspected.set(true);
+                    self.claim_signal.raise();
+                }
+                Arrival::Control(Control::Listening(listening)) => {
+                    self.listening.set(listening);
+                    self.claim_signal.raise();
+                }
                 Arrival::Control(Control::Stop { deadline }) => {
-                    self.state.borrow_mut().stopping = Some(deadline);
+                    self.state.borrow_mut().stop(deadline, self.lease.has_others(), self.runtime.now());
                     self.raise_all();
                 }
             }
@@ -392,9 +489,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 }
                 answer
             }
-            futures_util::future::Either::Right(_) => {
-                Err(StoreError::ConnectionLost(format!("no answer within {} ms", self.call_timeout_us / 1000)))
-            }
+            futures_util::future::Either::Right(_) => Err(StoreError::no_answer((self.call_timeout_us / 1000).into())),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - For a stream whose last numbers are known the rows get their final numbers; for another they count
-//!   from 1, and the database's answer is added afterwards.
+//!   from 1 (versions from the one that is expected), and the database's answer is added afterwards.
 //! - A number is remembered only after the commit that used it.
 //!
 //! Cost: one hash look-up a row; the columns keep their memory from flush to flush.
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::expected::Expectations;
 use super::pending::Pending;
 use super::state::State;
 use crate::batch::Rows;
@@ -53,7 +54,7 @@ pub(super) struct FlushColumns {
 
 impl FlushColumns {
     /// Fills the columns and numbers the rows.
-    pub(super) fn number(&mut self, state: &mut State, taken: &mut [Pending]) {
+    pub(super) fn number(&mut self, state: &mut State, taken: &mut [Pending], expected: &Expectations) {
         self.row_stream.clear();
         self.stream_id.clear();
         self.stream_partition.clear();
@@ -64,13 +65,13 @@ impl FlushColumns {
         self.given.clear();
         state.numbers.begin_flush();
         for pending in taken {
-            self.number_batch(state, unique(&mut pending.rows));
+            self.number_batch(state, unique(&mut pending.rows), expected);
         }
         self.partitions.sort_unstable();
         self.partitions.dedup();
     }
 
-    fn number_batch(&mut self, state: &mut State, rows: &mut Rows) {
+    fn number_batch(&mut self, state: &mut State, rows: &mut Rows, expected: &Expectations) {
         let mut last_partition = u32::MAX;
         for row in 0..rows.len() {
             let partition = rows.partition[row];
@@ -94,7 +95,7 @@ impl FlushColumns {
                 self.stream_partition.push(partition);
                 self.stream_known.push(known);
                 self.stream_last_seq.push(if known { entry.last_seq } else { 0 });
-                self.stream_last_version.push(if known { entry.last_version } else { 0 });
+                self.stream_last_version.push(if known { entry.last_version } else { expected.base(stream) });
                 self.given.push((0, 0));
             }
             let at = index as usize;
@@ -111,6 +112,13 @@ impl FlushColumns {
     /// How many messages of each stream were numbered.
     pub(super) fn stream_rows(&self) -> Vec<u32> {
         self.given.iter().map(|(rows, _)| *rows as u32).collect()
+    }
+
+    /// A stream's version after the flush; `None` if it is not in it.
+    pub(super) fn version_after(&self, stream: Uuid, looked_up: Option<&[LastNumbers]>) -> Option<i64> {
+        let at = self.stream_id.iter().position(|id| *id == stream)?;
+        let before = looked_up.map_or(self.stream_last_version[at], |looked_up| looked_up[at].version);
+        Some(before + self.given[at].1)
     }
 
     /// Adds what the database looked up.

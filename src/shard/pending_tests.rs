@@ -18,6 +18,9 @@ use crate::batch::{NewRow, Pool, Rows};
 use crate::envelope::Trace;
 use crate::error::Error;
 use crate::metrics::ShardMetrics;
+use crate::plan::cadence::Intervals;
+use crate::plan::pause::BreakerRules;
+use crate::plan::retry::OnDeath;
 use crate::time::Tick;
 
 fn stream(letter: char) -> Uuid {
@@ -80,8 +83,7 @@ pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
         flush_age_us_max: 0,
         claim_rows_max: 1_000,
         claim_streams_max: 1_000,
-        claim_poll_ms: 250,
-        claim_poll_ms_max: 10_000,
+        claim_intervals: Intervals { base_ms: 250, relaxed_ms: 5_000, max_ms: 10_000 },
         lane_rows_max: 1_000,
         lane_streams_max: 1_000,
         publish_run_rows_max: 100,
@@ -90,10 +92,12 @@ pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
         retry_cap_ms: 300_000,
         retry_attempts_max: 10,
         retry_jitter_percent: 10,
+        on_death: OnDeath::default(),
+        breaker: BreakerRules { failures_max: 0, base_ms: 3_000, cap_ms: 300_000 },
         cursor_interval_ms: 50,
         call_timeout_ms: 5_000,
     };
-    State::new(settings, Arc::new(ShardMetrics::default()), Arc::new(Pool::new(4, 1 << 20)))
+    State::new(settings, Arc::new(ShardMetrics::default()), Arc::new(Pool::new(4, 1 << 20, 4 << 20)))
 }
 
 /// Flushes of the batches, one after the other, until the queue is empty.

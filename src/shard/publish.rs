@@ -5,21 +5,24 @@
 //!   second: whatever was started has ended before the lease does.
 //! - A stream stops at its first failure; the others go on.
 //! - A destination that is not ready or asks to slow down counts no attempt: its lanes keep their order and
-//!   one probe goes out after its own short backoff.
+//!   one probe goes out after its own short backoff; after failures in a row, after the breaker's (see `plan::pause`).
+//! - Behind a message that died its stream goes on, or is held until an operator lets it go on, as the config says.
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future};
 
 use super::Shard;
+use super::settle::Held;
 use super::state::{State, rows_of};
 use crate::batch::DestinationId;
 use crate::error::{FailureReason, bounded_error_text};
-use crate::plan::lanes::{LaneIndex, SlotIndex, Source};
+use crate::plan::lanes::{Lane, LaneIndex, SlotIndex, Source};
 use crate::plan::ledger::TransactionIndex;
+use crate::plan::pause::{MaySend, RunSaid};
 use crate::plan::retry::{Retry, Verdict};
 use crate::seam::publisher::{PublishRun, Publisher, RunItem};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{DeadLetter, Drained, Park, Store};
+use crate::seam::store::{DeadLetter, Drained, HELD_MS, Park, Store};
 use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
 
@@ -64,9 +67,9 @@ impl State {
             let Some(destination) = self.destination_at((self.next_destination + step) % count) else { continue };
             let pause = self.pause_of(destination);
             let rows_max = match pause.may_send(now) {
-                crate::plan::retry::MaySend::Freely => self.settings.publish_run_rows_max,
-                crate::plan::retry::MaySend::Probe => 1,
-                crate::plan::retry::MaySend::At(at) => {
+                MaySend::Freely => self.settings.publish_run_rows_max,
+                MaySend::Probe => 1,
+                MaySend::At(at) => {
                     look_again = look_again.min(at);
                     if self.is_short_of_room() {
                         self.put_beside(destination, now);
@@ -110,9 +113,7 @@ impl State {
             }
             return;
         }
-        let mut accepted = 0;
-        let mut answered = false;
-        let mut asks_for_pause = false;
+        let mut said = RunSaid::default();
         let mut at = 0;
         while at < sent.slots.len() {
             let lane = self.lanes.lane_of(sent.slots[at]);
@@ -124,16 +125,15 @@ impl State {
             for index in at..end {
                 let slot = sent.slots[index];
                 let outcome = sent.run.outcomes.get(index);
-                answered |= matches!(outcome, Some(PublishOutcome::Failed { .. } | PublishOutcome::Permanent { .. }));
                 let failure = match outcome {
                     Some(PublishOutcome::Accepted) => {
-                        accepted += 1;
+                        said.accepted += 1;
                         self.acknowledge(slot, lane);
                         continue;
                     }
                     Some(PublishOutcome::NotReady) => {
                         self.metrics.not_ready.add(1);
-                        asks_for_pause = true;
+                        said.asked_for_pause = true;
                         self.pause_of(destination).not_ready(now);
                         self.lanes.put_back(lane);
                         blocked = true;
@@ -141,7 +141,7 @@ impl State {
                     }
                     Some(PublishOutcome::Throttled { retry_after_ms }) => {
                         self.metrics.not_ready.add(1);
-                        asks_for_pause = true;
+                        said.asked_for_pause = true;
                         self.pause_of(destination).throttled(now, *retry_after_ms);
                         self.lanes.put_back(lane);
                         blocked = true;
@@ -166,6 +166,11 @@ impl State {
                         }
                     }
                 };
+                if failure.permanent {
+                    said.refused += 1;
+                } else {
+                    said.failed(self.lanes.lane(lane).lane_id);
+                }
                 self.head_failed(slot, lane, &failure, now, retry);
                 blocked = true;
                 break;
@@ -175,15 +180,36 @@ impl State {
             }
             at = end;
         }
-        self.metrics.rows_published.add(accepted);
-        if !sent.probe || asks_for_pause {
-            return; // The others of the run do not end the pause that one of them has asked for.
+        self.metrics.rows_published.add(said.accepted.into());
+        self.destination_said(destination, now, sent.probe, &said);
+        // Before anything new of their lanes starts.
+        self.recall_lanes();
+    }
+
+    /// What a run says of its destination: it may open or close its breaker.
+    fn destination_said(&mut self, destination: DestinationId, now: Tick, probe: bool, said: &RunSaid) {
+        let rules = self.settings.breaker;
+        let pause = self.pause_of(destination);
+        let was_broken = pause.is_broken();
+        pause.came_back(now, probe, said, &rules);
+        let (is_broken, pause_ms) = (pause.is_broken(), pause.pause_ms());
+        if is_broken == was_broken {
+            return;
         }
-        if accepted > 0 || answered {
-            self.pause_of(destination).answered();
+        let (shard, name) = (self.settings.shard, destination.name());
+        if is_broken {
+            self.metrics.breakers_opened.add(1);
+            tracing::warn!(
+                shard,
+                destination = name,
+                pause_ms,
+                "breaker open: nothing but a probe is sent after the pause"
+            );
         } else {
-            self.pause_of(destination).silent(now);
+            tracing::info!(shard, destination = name, "breaker closed: the destination takes messages again");
         }
+        let open = self.pauses.iter().filter(|(_, pause)| pause.is_broken()).count();
+        self.metrics.breakers_open_now.set(open as u64);
     }
 
     fn acknowledge(&mut self, slot: SlotIndex, lane: LaneIndex) {
@@ -209,28 +235,28 @@ impl State {
         match verdict {
             Verdict::Dead => {
                 let source = self.lanes.source_of(slot);
-                let version = self.version_of(source);
-                self.lanes.die(lane);
-                self.settle.bury(
-                    DeadLetter {
-                        lane_id: of.lane_id,
-                        destination: of.destination,
-                        unnamed: None,
-                        partition: of.partition,
-                        stream_seq,
-                        version,
-                        attempts,
-                        reason: failure.reason as i16,
-                        error,
-                        error_cut,
-                    },
-                    lane,
-                );
+                let dead = DeadLetter {
+                    lane_id: of.lane_id,
+                    destination: of.destination,
+                    unnamed: None,
+                    partition: of.partition,
+                    stream_seq,
+                    version: self.version_of(source),
+                    attempts,
+                    reason: failure.reason as i16,
+                    error,
+                    error_cut,
+                };
+                if self.has_stream(source) && self.settings.on_death.holds(of.destination.name()) {
+                    self.hold_behind(dead, lane, &of);
+                } else {
+                    self.lanes.die(lane);
+                    self.settle.bury(dead, lane);
+                }
             }
             Verdict::RetryIn(due_in_ms) => {
                 let due = now.plus_ms(due_in_ms);
-                let mut beside = Vec::new();
-                self.lanes.park(lane, attempts, due, |stream_seq, source| beside.push((stream_seq, source)));
+                self.park_lane(lane, attempts, due);
                 self.settle.park(Park {
                     lane_id: of.lane_id,
                     destination: of.destination,
@@ -242,13 +268,38 @@ impl State {
                     error_cut,
                     due_in_ms: i64::try_from(due_in_ms).unwrap_or(i64::MAX),
                 });
-                for (stream_seq, source) in beside {
-                    self.spill_parked(lane, stream_seq, source);
-                }
-                self.parked_due.push(std::cmp::Reverse((due, lane)));
-                self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
             }
         }
+    }
+
+    /// The lane waits behind its head, which dies, until an operator lets it go on.
+    fn hold_behind(&mut self, dead: DeadLetter, lane: LaneIndex, of: &Lane) {
+        let mut beside = Vec::new();
+        self.lanes.park(lane, dead.attempts, Tick::NEVER, |stream_seq, source| beside.push((stream_seq, source)));
+        let park = Park {
+            lane_id: of.lane_id,
+            destination: of.destination,
+            partition: of.partition,
+            stream_seq: dead.stream_seq,
+            attempts: dead.attempts,
+            reason: dead.reason,
+            error: dead.error.clone(),
+            error_cut: dead.error_cut,
+            due_in_ms: HELD_MS,
+        };
+        let mut beside = beside.into_iter();
+        if let Some((_, source)) = beside.next() {
+            self.settle.held.push(Held { park, dead, lane, source });
+        }
+        for (stream_seq, source) in beside {
+            self.spill_parked(lane, stream_seq, source);
+        }
+        self.metrics.parked_lanes_now.set(self.lanes.parked_count() as u64);
+    }
+
+    fn has_stream(&self, source: Source) -> bool {
+        let rows = self.rows_of(source.batch);
+        rows.stream_id(rows.reference_row[source.reference as usize] as usize).is_some()
     }
 
     pub(super) fn version_of(&self, source: Source) -> i64 {

@@ -5,6 +5,8 @@
 //! - Each element has an end: without its text; a reference that cannot be kept beside the log is a dead letter; a
 //!   head that cannot be buried is parked. What even that is refused for is **set aside**: its transaction stays open,
 //!   so no cursor passes it, and the next owner of its partition publishes it again.
+//! - A lane that is to be held and the dead letter it is held behind are one element. Where that is refused nothing of it
+//!   is written: its message is set aside, or, if it is a copy beside the log, tried again.
 //! - Behind a reference that was set aside its lane stands still: nothing of it is drained, and nothing is written
 //!   beside the log that would be drained before it. Other lanes go on.
 //! - What is set aside is bounded: at most `SET_ASIDE_TRANSACTIONS_MAX` transactions a shard stand in its ledger and its
@@ -15,7 +17,7 @@
 
 use std::cmp::Reverse;
 
-use super::settle::SettleQueue;
+use super::settle::{Held, SettleQueue};
 use super::state::State;
 use crate::error::{FailureReason, bounded_error_text};
 use crate::limits::SET_ASIDE_TRANSACTIONS_MAX;
@@ -36,6 +38,7 @@ impl SettleQueue {
     /// Elements that are written.
     pub(super) fn len(&self) -> usize {
         self.park.len()
+            + self.held.len()
             + self.spill.len()
             + self.drained.len()
             + self.dead.len()
@@ -54,6 +57,7 @@ impl SettleQueue {
         let mut left = self.len() / 2;
         let first = Self {
             park: head(&mut self.park, &mut left),
+            held: head(&mut self.held, &mut left),
             spill: head(&mut self.spill, &mut left),
             drained: head(&mut self.drained, &mut left),
             dead: head(&mut self.dead, &mut left),
@@ -70,6 +74,10 @@ impl SettleQueue {
         if let Some(mut park) = self.park.pop_if(|park| may_lose_text(&park.error)) {
             (park.error, park.error_cut) = text_refused(error);
             instead.park.push(park);
+        } else if let Some(mut held) = self.held.pop_if(|held| may_lose_text(&held.dead.error)) {
+            (held.dead.error, held.dead.error_cut) = text_refused(error);
+            (held.park.error, held.park.error_cut) = (held.dead.error.clone(), held.dead.error_cut);
+            instead.held.push(held);
         } else if let Some((mut dead, lane)) = self.dead.pop_if(|(dead, _)| may_lose_text(&dead.error)) {
             (dead.error, dead.error_cut) = text_refused(error);
             instead.dead.push((dead, lane));
@@ -134,6 +142,18 @@ impl State {
             // The copies of what waits in the lane bring its row along.
             end(park.lane_id, "the lane's next try and its attempts are known to this process only");
         }
+        for Held { dead, lane, source, .. } in part.held {
+            if source.transaction == TransactionIndex::NONE {
+                end(dead.lane_id, "the copy stays beside the log, and is tried again");
+                self.lanes.postpone(lane, later);
+                self.parked_due.push(Reverse((later, lane)));
+                self.resolve(source);
+                continue;
+            }
+            end(dead.lane_id, "the message is set aside: the next owner of its partition publishes it");
+            self.lanes.hold(lane);
+            self.set_aside(source);
+        }
         for (drained, source) in part.drained {
             end(
                 drained.lane_id,
@@ -146,7 +166,9 @@ impl State {
         }
         for (dead, lane) in part.dead {
             end(dead.lane_id, "the message is parked instead, and tried again");
-            self.park_dying(lane, later);
+            // A head that cannot be buried waits as one that failed does.
+            let attempts = self.lanes.lane(lane).attempts;
+            self.park_lane(lane, attempts, later);
         }
         for (dead, lane, source) in part.missing {
             if source.transaction == TransactionIndex::NONE {
@@ -217,11 +239,10 @@ impl State {
         aside.into_iter().for_each(|source| self.set_aside(source));
     }
 
-    /// A head that cannot be buried waits as one that failed does.
-    fn park_dying(&mut self, lane: LaneIndex, due: Tick) {
-        let of = *self.lanes.lane(lane);
+    /// The lane waits until `due`; what it has in memory goes beside the log.
+    pub(super) fn park_lane(&mut self, lane: LaneIndex, attempts: i32, due: Tick) {
         let mut beside = Vec::new();
-        self.lanes.park(lane, of.attempts, due, |stream_seq, source| beside.push((stream_seq, source)));
+        self.lanes.park(lane, attempts, due, |stream_seq, source| beside.push((stream_seq, source)));
         for (stream_seq, source) in beside {
             self.spill_parked(lane, stream_seq, source);
         }

@@ -14,9 +14,10 @@ use crate::error::FailureReason;
 use crate::ids::{Epoch, Incarnation};
 use crate::limits::SET_ASIDE_TRANSACTIONS_MAX;
 use crate::plan::lanes::LaneState;
+use crate::plan::retry::OnDeath;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, LoadReply, Origin, Release, SettleReply, SettleRequest, Store, StoreError, StoreReply,
-    StoreRequest, Stored,
+    ClaimReply, ClaimRequest, HELD_MS, LoadReply, Origin, Park, Release, SettleReply, SettleRequest, Store, StoreError,
+    StoreReply, StoreRequest, Stored,
 };
 use crate::seam::transport::PublishOutcome;
 use crate::time::Tick;
@@ -34,6 +35,8 @@ struct Door {
     drains: RefCell<Vec<u128>>,
     /// Whose copies beside the log are there; of others none is. Their messages are not stored any more.
     copies: Cell<Option<Uuid>>,
+    /// Lanes that were held without the dead letter that names them.
+    apart: RefCell<Vec<u128>>,
 }
 
 fn refused(sqlstate: &str) -> Option<StoreError> {
@@ -62,6 +65,9 @@ impl Store for Door {
         if let Some(error) = (self.refuses)(request) {
             return Err(error);
         }
+        let named = |of: &&Park| request.dead.iter().any(|dead| dead.lane_id == of.lane_id);
+        let held = request.park.iter().filter(|of| of.due_in_ms == HELD_MS && !named(of));
+        self.apart.borrow_mut().extend(held.map(|of| of.lane_id.as_u128()));
         let mut settled = self.settled.borrow_mut();
         let stream = |id: Uuid| id.as_u128();
         settled.extend(request.park.iter().map(|of| format!("park {}", stream(of.lane_id))));
@@ -145,6 +151,7 @@ fn end_of(mut state: State, refuses: impl Fn(&SettleRequest) -> Option<StoreErro
         claims: Cell::new(0),
         drains: RefCell::default(),
         copies: Cell::new(None),
+        apart: RefCell::default(),
     };
     let shard = shard_around(state, door, 100_000);
     let ended = run_for(&shard, 60_000, |of| async move { of.settle_loop().await });
@@ -330,4 +337,49 @@ fn what_is_set_aside_is_bounded_and_other_lanes_go_on() {
     assert!(state.is_drained());
     let end = end_of(state, |_| None);
     assert_eq!((end.settled, end.cursor.as_str()), (Vec::<String>::new(), ""));
+}
+
+/// The same, but each stream is held behind the message that dies.
+fn held_story(streams: u128, refuses: impl Fn(&SettleRequest) -> Option<StoreError> + 'static) -> End {
+    let (mut state, _) = shard("refused", streams);
+    state.settings.on_death = OnDeath { hold: true, of: Vec::new() };
+    state.settings.publish_run_rows_max = streams as usize;
+    let sent = run(&mut state, Tick(0));
+    comes_back(
+        &mut state,
+        sent,
+        (1..=streams).map(|of| if of % 2 == 1 { permanent(of) } else { failed(of) }).collect(),
+        Tick(1),
+    );
+    end_of(state, refuses)
+}
+
+#[test]
+fn a_lane_is_held_in_the_transaction_of_the_dead_letter_that_names_it() {
+    // More than one transaction takes of parked lanes.
+    let end = held_story(2_500, |_| None);
+    assert_eq!(end.state.store.apart.take(), Vec::<u128>::new());
+    let count = |of: &str| end.settled.iter().filter(|line| line.starts_with(of)).count();
+    assert_eq!((count("park"), count("dead"), count("spill"), end.cursor.as_str()), (2_500, 1_250, 1_250, "100:100:"));
+    // Halved, because something of it is refused.
+    let end = held_story(6, |request| {
+        (request.park.iter().any(|of| of.lane_id == self::of(2))).then(|| refused("XX001")).flatten()
+    });
+    assert_eq!(end.state.store.apart.take(), Vec::<u128>::new());
+    let keo = |stream| format!("dead {stream}: k\u{e9}o");
+    let parked = [1, 3, 4, 5, 6].map(|stream| format!("park {stream}"));
+    let kept = [2, 4, 6].map(|stream| format!("spill {stream}"));
+    assert_eq!(end.settled, [[1, 3, 5].map(keo).to_vec(), parked.to_vec(), kept.to_vec()].concat());
+}
+
+#[test]
+fn a_lane_whose_dead_head_can_be_written_nowhere_is_not_held_for_an_operator() {
+    let end = held_story(2, |request| {
+        request.dead.iter().any(|dead| dead.lane_id == of(1)).then(|| refused("XX001")).flatten()
+    });
+    assert_eq!((end.settled, end.refused), (vec!["park 2".to_owned(), "spill 2".to_owned()], 1));
+    assert_eq!(end.cursor, "11:100:11", "the next owner publishes it, and holds its lane then");
+    let state = end.state.state.borrow();
+    let lane = state.lanes.find(of(1), DestinationId::of("refused").unwrap()).unwrap();
+    assert!(state.lanes.lane(lane).held, "nothing behind it is written before it");
 }

@@ -29,41 +29,74 @@ use crate::seam::store::{HeldPartition, LoadReply, ReadPosition, Release, Store,
 use crate::time::Tick;
 
 /// How long the shard may take to come to the right moment by itself.
-const PATIENCE_US: u64 = 1_000_000;
+pub(super) const PATIENCE_US: u64 = 1_000_000;
 /// How often it looks whether that has come.
 const LOOK_US: u64 = 2_000;
 
 /// A change of partitions, if one is under way.
 #[derive(Debug, Default)]
 pub(super) struct Regroup {
-    leaving: Option<Leaving>,
-    coming: Option<Coming>,
+    pub(super) leaving: Option<Leaving>,
+    pub(super) coming: Option<Coming>,
     /// How often the reader has read a snapshot whole.
     pub(super) wholes: u64,
 }
 
+impl Regroup {
+    /// Whether everything may leave now: nothing was let go of that may be owned still.
+    pub(super) fn may_part(&self) -> bool {
+        self.leaving.as_ref().is_none_or(|leaving| leaving.reply.is_some())
+    }
+}
+
 /// Partitions that are on their way to somebody else.
 #[derive(Debug)]
-struct Leaving {
+pub(super) struct Leaving {
     partitions: Vec<u32>,
     /// Until it is answered.
     reply: Option<futures_channel::oneshot::Sender<Release>>,
     since: Tick,
+    /// How long that may take before it costs copies.
+    pub(super) patience_us: u64,
     /// Own flushes up to this one may have been published before the reader has passed them.
     last_flush: i64,
     /// The reader is through what it was reading.
     whole: u64,
+    /// Where the last lane was that is not at rest.
+    restless: LaneIndex,
     /// No run starts any more, until they have left: they had their time.
     halted: bool,
-    /// Not everything that was published is written: what is known here is not handed over.
+    /// Outcomes of these partitions are not written, and their lanes cannot be dropped before: everything is read anew.
     unclean: bool,
     /// What has come since, with its partition.
     frozen: Vec<(u32, Source)>,
 }
 
+impl Leaving {
+    pub(super) fn of(
+        state: &State,
+        partitions: Vec<u32>,
+        reply: futures_channel::oneshot::Sender<Release>,
+        now: Tick,
+    ) -> Self {
+        Self {
+            partitions,
+            reply: Some(reply),
+            since: now,
+            patience_us: PATIENCE_US,
+            last_flush: state.flush_number,
+            whole: state.regroup.wholes + u64::from(state.reader.page.is_some() || !state.caught_up),
+            restless: LaneIndex(0),
+            halted: false,
+            unclean: false,
+            frozen: Vec::new(),
+        }
+    }
+}
+
 /// A set with further partitions.
 #[derive(Debug)]
-struct Coming {
+pub(super) struct Coming {
     ownership: i64,
     held: Vec<HeldPartition>,
     since: Tick,
@@ -118,20 +151,7 @@ impl State {
         if self.stopping.is_some() || self.regroup.coming.is_some() {
             return; // The reply that goes says that they stay; with a stop they leave behind the last cursor.
         }
-        self.regroup.leaving = Some(Leaving {
-            partitions,
-            reply: Some(reply),
-            since: now,
-            last_flush: self.flush_number,
-            whole: self.regroup.wholes + u64::from(self.reader.page.is_some() || !self.caught_up),
-            halted: false,
-            unclean: false,
-            frozen: Vec::new(),
-        });
-        if !self.loaded {
-            // Nothing is known here beyond what is persisted.
-            self.answer_release(None);
-        }
+        self.regroup.leaving = Some(Leaving::of(self, partitions, reply, now));
     }
 
     /// Whether the partition is on its way out.
@@ -166,7 +186,8 @@ impl State {
         let is_behind = self.reader.page.is_some() || !self.caught_up;
         let leaving = self.regroup.leaving.as_ref().filter(|leaving| leaving.reply.is_some());
         let waits = |last_flush: i64| self.flushes.front().is_some_and(|oldest| oldest.number <= last_flush);
-        (self.regroup.coming.is_some() && (is_behind || !self.flushes.is_empty()))
+        self.reads_before_stop()
+            || (self.regroup.coming.is_some() && (is_behind || !self.flushes.is_empty()))
             || leaving
                 .is_some_and(|leaving| waits(leaving.last_flush) || (is_behind && self.regroup.wholes < leaving.whole))
     }
@@ -177,16 +198,17 @@ impl State {
         self.regroup.coming = None;
     }
 
-    /// Everything in memory is dropped: what waits to leave is read again, and not told exactly any more.
+    /// Everything in memory is dropped: what waits to leave is read again, and frozen again. No outcome that is not
+    /// written is left here, whatever was answered before.
     pub(super) fn forget_frozen(&mut self) {
         if let Some(leaving) = &mut self.regroup.leaving {
             leaving.frozen.clear();
-            leaving.unclean = true;
+            leaving.unclean = false;
         }
     }
 
     /// The partitions stay after all: what came for them meanwhile enters its lanes, in the order it came.
-    fn thaw(&mut self) {
+    pub(super) fn thaw(&mut self) {
         let Some(leaving) = self.regroup.leaving.take() else { return };
         for (_, source) in leaving.frozen {
             let row = self.rows_of(source.batch).reference_row[source.reference as usize] as usize;
@@ -202,32 +224,39 @@ impl State {
     /// Gets on with a hand-over; answers when to look again.
     fn step_leaving(&mut self, now: Tick) -> Option<Tick> {
         let leaving = self.regroup.leaving.as_ref().filter(|leaving| leaving.reply.is_some())?;
-        if self.stopping.is_some() {
+        if self.stopping.is_some() && !self.is_parting() {
             self.thaw();
             return None;
         }
         if !self.loaded {
-            // Another life of the server, or a fence, came between.
-            self.answer_release(None);
-            return None;
+            // Nothing is known here beyond what is persisted; but what is under way still arrives, and the next owner
+            // is to come after it.
+            if self.runs_in_flight == 0 && !self.settling {
+                self.answer_release(None);
+                return None;
+            }
+            return Some(now.plus_us(LOOK_US));
         }
         let is_read = self.regroup.wholes >= leaving.whole
             && self.flushes.front().is_none_or(|oldest| oldest.number > leaving.last_flush);
         let is_of_it = |lane: LaneIndex| leaving.partitions.contains(&self.lanes.lane(lane).partition);
         let drains = self.draining.is_some_and(is_of_it);
         let is_written = !self.settling && !self.settle.concerns(&self.lanes, |of| leaving.partitions.contains(&of));
-        let waited_us = now.since_us(leaving.since);
-        if is_read && is_written && !drains && self.lanes_rest(&leaving.partitions) {
+        let (waited_us, patience_us) = (now.since_us(leaving.since), leaving.patience_us);
+        let place = leaving.restless;
+        let is_quiet = is_read && is_written && !drains;
+        let restless = if is_quiet { self.restless_lane(&leaving.partitions, place) } else { Some(place) };
+        let Some(restless) = restless else {
             let exact = self.resolved_exactly();
             self.answer_release(Some(exact));
             return None;
-        }
-        let halted = waited_us >= PATIENCE_US;
+        };
+        let halted = waited_us >= patience_us;
         if let Some(leaving) = &mut self.regroup.leaving {
-            leaving.halted = halted;
+            (leaving.halted, leaving.restless) = (halted, restless);
         }
         // Copies that are on their way into a lane are waited for, however long: they would find another lane there.
-        if halted && self.runs_in_flight == 0 && !drains && (is_written || waited_us >= 2 * PATIENCE_US) {
+        if halted && self.runs_in_flight == 0 && !drains && (is_written || waited_us >= patience_us.saturating_mul(2)) {
             let exact = is_written.then(|| self.resolved_exactly());
             self.answer_release(exact);
             return None;
@@ -235,21 +264,20 @@ impl State {
         Some(now.plus_us(LOOK_US))
     }
 
-    /// Whether nothing of these partitions is in a lane or on its way.
-    fn lanes_rest(&self, partitions: &[u32]) -> bool {
-        self.lanes.all(|lane| {
-            !partitions.contains(&lane.partition)
-                || (lane.len == 0
-                    && lane.copying == 0
-                    && lane.deleting == 0
-                    && !matches!(lane.state, LaneState::InFlight | LaneState::Dying))
+    /// A lane of these partitions with something in it or on its way. Asked every two milliseconds: it looks first
+    /// where it found one.
+    fn restless_lane(&self, partitions: &[u32], place: LaneIndex) -> Option<LaneIndex> {
+        self.lanes.find_from(place, |lane| {
+            let is_under_way = matches!(lane.state, LaneState::InFlight | LaneState::Dying);
+            (is_under_way || lane.len > 0 || lane.copying > 0 || lane.deleting > 0)
+                && partitions.contains(&lane.partition)
         })
     }
 
     fn answer_release(&mut self, exact: Option<Vec<(u32, Snapshot)>>) {
         let epoch = self.epoch;
         let Some(leaving) = &mut self.regroup.leaving else { return };
-        leaving.unclean = exact.is_none();
+        leaving.unclean = exact.is_none() && self.loaded;
         let of = |partition: &u32| {
             let found = exact.as_ref().and_then(|exact| exact.iter().find(|(of, _)| of == partition));
             (*partition, found.map(|(_, resolved)| resolved.clone()))
@@ -324,6 +352,8 @@ impl State {
         self.numbers.forget_numbers();
         // What is fed is said of partitions that were held; one that comes back was read by others meanwhile.
         self.numbers.forget_fed();
+        self.parked_as_of.retain(|(partition, _)| !new.contains(partition));
+        self.parked_as_of.extend(new.iter().map(|partition| (*partition, reply.read_at.clone())));
         self.restore_parked(reply.parked, now);
     }
 
@@ -388,6 +418,7 @@ impl SettleQueue {
     fn concerns(&self, lanes: &crate::plan::lanes::Lanes, of: impl Fn(u32) -> bool) -> bool {
         let lane = |lane: &crate::plan::lanes::LaneIndex| of(lanes.lane(*lane).partition);
         self.park.iter().any(|park| of(park.partition))
+            || self.held.iter().any(|held| of(held.park.partition))
             || self.spill.iter().any(|(spill, ..)| of(spill.partition))
             || self.drained.iter().any(|(drained, _)| of(drained.partition))
             || self.dead.iter().any(|(dead, _)| of(dead.partition))
@@ -411,11 +442,15 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
     }
 
     /// Begins to read for further partitions, if they have come and the moment is right. Nothing else is read or
-    /// admitted meanwhile.
+    /// admitted meanwhile. `true`: the claim loop has to look again at what it may do.
     pub(super) async fn add_partitions(&self) -> Result<bool, StoreError> {
         let (incarnation, new, kept, era) = {
             let mut state = self.state.borrow_mut();
-            let Some((new, kept)) = state.ready_to_add(self.runtime.now()) else { return Ok(false) };
+            let era = state.era;
+            let Some((new, kept)) = state.ready_to_add(self.runtime.now()) else {
+                // Where patience has ended everything is to be loaded first: nothing may be read before.
+                return Ok(state.era != era);
+            };
             let Some(incarnation) = state.incarnation else { return Ok(false) };
             (incarnation, new, kept, state.era)
         };

@@ -3,6 +3,7 @@
 //! Invariants
 //! - A message is resolved (for the cursor, and for its memory) only after the transaction that copied it
 //!   beside the log, or buried it, has committed.
+//! - A lane is held for an operator in the transaction of the dead letter that names it, however much is cut or halved.
 //! - What is sent is idempotent: after a lost connection it is sent again as it was.
 //! - One outcome that the database refuses holds up no other (see `refused`).
 //! - The cursor lists every transaction with an open message; it is written at most every
@@ -14,6 +15,7 @@ use super::state::State;
 use crate::batch::DestinationId;
 use crate::ids::Incarnation;
 use crate::plan::lanes::{LaneIndex, Source};
+use crate::plan::ledger::TransactionIndex;
 use crate::seam::publisher::Publisher;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{DeadLetter, Drained, Park, SettleReply, SettleRequest, Spill, Store, StoreError};
@@ -22,10 +24,20 @@ use crate::time::Tick;
 /// Elements of one kind in one transaction: bounds its size and its time.
 const KIND_MAX: usize = 1_000;
 
+/// A lane that waits behind its dead head until an operator comes, and that head: neither is written without the other.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) park: Park,
+    pub(super) dead: DeadLetter,
+    pub(super) lane: LaneIndex,
+    pub(super) source: Source,
+}
+
 /// What waits for the next settlement.
 #[derive(Debug, Default)]
 pub(super) struct SettleQueue {
     pub(super) park: Vec<Park>,
+    pub(super) held: Vec<Held>,
     pub(super) spill: Vec<(Spill, LaneIndex, Source)>,
     pub(super) drained: Vec<(Drained, Source)>,
     pub(super) dead: Vec<(DeadLetter, LaneIndex)>,
@@ -68,6 +80,7 @@ impl SettleQueue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.park.is_empty()
+            && self.held.is_empty()
             && self.spill.is_empty()
             && self.drained.is_empty()
             && self.dead.is_empty()
@@ -82,33 +95,41 @@ impl SettleQueue {
 
     /// References that are in no lane: on their way beside the log, from there, or to the dead letters.
     pub(super) fn outside_lanes(&self) -> usize {
-        self.spill.len() + self.missing.len() + self.drained.len()
+        self.held.len() + self.spill.len() + self.missing.len() + self.drained.len()
     }
 
     /// Outcomes of whole lanes.
     pub(super) fn of_lanes(&self) -> usize {
-        self.park.len() + self.dead.len() + self.unpark.len() + self.drain_next.len()
+        self.park.len() + self.held.len() + self.dead.len() + self.unpark.len() + self.drain_next.len()
     }
 
-    /// Takes at most [`KIND_MAX`] of each kind, oldest first. What depends on an earlier element of another
-    /// kind (copies beside the log on their parked row, an unpark on its drained copies) waits while that kind is
-    /// cut: copies without their parked row would be forgotten by the next owner.
+    /// Takes at most [`KIND_MAX`] of each kind, oldest first; dead letters that are in no lane are of one kind with those
+    /// that hold theirs. What depends on an earlier element of another kind (a held lane on that it was parked before,
+    /// copies beside the log on their parked row, an unpark on its drained copies) waits while that kind is cut: copies
+    /// without their parked row would be forgotten by the next owner.
     fn take(&mut self) -> Self {
-        fn head<T>(from: &mut Vec<T>) -> Vec<T> {
-            let rest = from.split_off(from.len().min(KIND_MAX));
+        fn some<T>(from: &mut Vec<T>, max: usize) -> Vec<T> {
+            let rest = from.split_off(from.len().min(max));
             std::mem::replace(from, rest)
+        }
+        fn head<T>(from: &mut Vec<T>) -> Vec<T> {
+            some(from, KIND_MAX)
         }
         let mut taken = Self {
             park: head(&mut self.park),
             drained: head(&mut self.drained),
             dead: head(&mut self.dead),
-            missing: head(&mut self.missing),
             ..Self::default()
         };
         if self.park.is_empty() {
+            taken.held = head(&mut self.held);
+        }
+        if self.park.is_empty() && self.held.is_empty() {
             taken.spill = head(&mut self.spill);
         }
-        let nothing_cut = self.park.is_empty() && self.spill.is_empty() && self.drained.is_empty();
+        taken.missing = some(&mut self.missing, KIND_MAX - taken.held.len());
+        let nothing_cut =
+            self.park.is_empty() && self.held.is_empty() && self.spill.is_empty() && self.drained.is_empty();
         if nothing_cut && self.dead.is_empty() && self.missing.is_empty() {
             taken.unpark = head(&mut self.unpark);
             taken.drain_next = std::mem::take(&mut self.drain_next);
@@ -124,11 +145,12 @@ impl State {
             ownership: self.ownership,
             epoch: self.epoch,
             cursor: if with_cursor { self.ledger.cursor(&self.reader.read) } else { None },
-            park: taken.park.clone(),
+            park: taken.park.iter().chain(taken.held.iter().map(|held| &held.park)).cloned().collect(),
             spill: taken.spill.iter().map(|(spill, ..)| *spill).collect(),
             drained: taken.drained.iter().map(|(drained, _)| *drained).collect(),
             dead: (taken.dead.iter().map(|(dead, _)| dead.clone()))
                 .chain(taken.missing.iter().map(|(dead, ..)| dead.clone()))
+                .chain(taken.held.iter().map(|held| held.dead.clone()))
                 .collect(),
             unpark: taken.unpark.iter().map(|lane| self.key_of(*lane)).collect(),
         }
@@ -157,6 +179,13 @@ impl State {
             if self.lanes.lane(lane).kept_beside {
                 tracing::debug!(lane = %dead.lane_id, "dead letter from a parked lane");
             }
+        }
+        for Held { lane, source, .. } in taken.held {
+            self.metrics.dead_letters.add(1);
+            if source.transaction != TransactionIndex::NONE {
+                self.lanes.copied(lane, 1);
+            }
+            self.resolve(source);
         }
         for (_, lane, source) in taken.missing {
             self.metrics.dead_letters.add(1);

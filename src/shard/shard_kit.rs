@@ -41,6 +41,8 @@ pub(super) fn shard_around<S: Store>(state: State, store: S, steps_max: u64) -> 
         lease: Arc::new(LeaseCell::default()),
         state: RefCell::new(state),
         announced: Cell::new(false),
+        suspected: Cell::new(false),
+        listening: Cell::new(false),
         call_timeout_us: 1_000_000,
         flush_signal: Signal::default(),
         claim_signal: Signal::default(),

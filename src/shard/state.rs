@@ -11,24 +11,28 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::parting::Parting;
 use super::pending::Pending;
+use super::recall::Recall;
 use super::regroup::Regroup;
 use super::settle::SettleQueue;
 use crate::batch::{DestinationId, Pool, Rows};
 use crate::ids::{Epoch, Incarnation};
 use crate::metrics::ShardMetrics;
+use crate::plan::cadence::Intervals;
 use crate::plan::lanes::{LaneIndex, Lanes, Source};
 use crate::plan::ledger::{Ledger, TransactionIndex};
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::numbers::Numbers;
-use crate::plan::retry::Pause;
+use crate::plan::pause::{BreakerRules, Pause};
+use crate::plan::retry::OnDeath;
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{HeldPartition, ReadPosition};
 use crate::time::Tick;
 
 /// The figures a shard runs by; `engine::builder` makes them from the config, which checks the bounds.
 #[derive(Clone, Debug)]
-#[allow(missing_docs)] // Named as the config keys, which say what they are.
+#[allow(missing_docs)] // Named as the config keys (`claim.poll…`: the intervals), which say what they are.
 pub struct ShardSettings {
     pub shard: u16,
     pub flush_rows_max: usize,
@@ -36,8 +40,7 @@ pub struct ShardSettings {
     pub flush_age_us_max: u64,
     pub claim_rows_max: usize,
     pub claim_streams_max: usize,
-    pub claim_poll_ms: u64,
-    pub claim_poll_ms_max: u64,
+    pub claim_intervals: Intervals,
     pub lane_rows_max: usize,
     pub lane_streams_max: usize,
     pub publish_run_rows_max: usize,
@@ -46,6 +49,8 @@ pub struct ShardSettings {
     pub retry_cap_ms: u64,
     pub retry_attempts_max: i32,
     pub retry_jitter_percent: u32,
+    pub on_death: OnDeath,
+    pub breaker: BreakerRules,
     pub cursor_interval_ms: u64,
     /// Longest a call to the database may take before its connection is given up.
     pub call_timeout_ms: u64,
@@ -127,11 +132,16 @@ pub(super) struct State {
     pub drain: VecDeque<LaneIndex>,
     /// The lane whose copies are being fetched.
     pub draining: Option<LaneIndex>,
+    /// Lanes to look at beside the log; see `recall`.
+    pub recalls: Vec<Recall>,
+    /// In which snapshot the parked lanes of a partition were read, until the reader has caught up.
+    pub parked_as_of: Vec<(u32, Snapshot)>,
     pub pauses: Vec<(DestinationId, Pause)>,
     pub runs_in_flight: usize,
     pub next_destination: usize,
     pub regroup: Regroup,
     pub stopping: Option<Tick>,
+    pub parting: Parting,
     pub ended: bool,
 }
 
@@ -175,11 +185,14 @@ impl State {
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
             draining: None,
+            recalls: Vec::new(),
+            parked_as_of: Vec::new(),
             pauses: Vec::new(),
             runs_in_flight: 0,
             next_destination: 0,
             regroup: Regroup::default(),
             stopping: None,
+            parting: Parting::default(),
             ended: false,
         }
     }
@@ -231,6 +244,7 @@ impl State {
         self.caught_up = true;
         self.regroup.wholes += 1;
         self.bases.clear();
+        self.parked_as_of.clear();
         self.flushes_were_read();
         let read = &self.reader.read;
         if let Some((oldest, newest)) = self.left
@@ -284,6 +298,8 @@ impl State {
         self.settle.clear();
         self.parked_due.clear();
         self.drain.clear();
+        self.recalls.clear();
+        self.parked_as_of.clear();
         self.bases.clear();
         self.left = None;
         self.half_fed = None;

@@ -13,7 +13,7 @@
 //! - Maintenance has a connection and a time limit of its own, below a step: however slow it is, the next renewal is
 //!   sent in time. A stop does not wait for it.
 //!
-//! Cost when idle: a statement every quarter of the lease, and one a minute.
+//! Cost when idle: a statement every quarter of the lease, and two a minute.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,13 +22,15 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
 
 use super::handover::Leaving;
-use super::upkeep::Upkeep;
+use super::listen::Listener;
+use super::neighbours::neighbour;
+use super::upkeep::{Sentinel, Upkeep};
 use super::{Control, LeaseCell, OthersBell};
 use crate::ids::Incarnation;
 use crate::plan::assign::{self, Claimant};
 use crate::plan::lease::{LeaseTimes, Watch};
 use crate::seam::runtime::Runtime;
-use crate::seam::store::{Coordination, Heard, HeldPartition, Member, Members, Registration, Renewed, StoreError};
+use crate::seam::store::{Coordination, Heard, HeldPartition, Member, Registration, Release, Renewed, StoreError};
 use crate::time::Tick;
 
 /// First wait before a failed step is tried again; it doubles up to the usual step.
@@ -58,6 +60,10 @@ pub struct Keeper<R, C, F> {
     pub lease: Arc<LeaseCell>,
     /// Rung by the shards when they have stored what others are to publish.
     pub others: Arc<OthersBell>,
+    /// What is believed of the listener.
+    pub listener: Arc<Listener>,
+    /// What to look out for.
+    pub sentinel: Sentinel,
     /// Tells a shard.
     pub tell: F,
 }
@@ -81,6 +87,8 @@ pub(super) struct Standing {
     /// Whether that is known: not while an answer is outstanding, or was lost.
     is_sure: bool,
     pub(super) leaving: Option<Leaving>,
+    /// What shards have let go of because of a stop, and could not be handed over yet.
+    pub(super) left_over: Vec<Release>,
     /// Whose end is waited for.
     neighbour: Option<Member>,
     /// The last look failed.
@@ -89,6 +97,9 @@ pub(super) struct Standing {
     announce_at: Tick,
     /// When the neighbour's end may be waited for again.
     vigil_at: Tick,
+    /// The last position that a look has seen, and whether it was another one than the look before had seen.
+    position: Option<i64>,
+    has_moved: bool,
 }
 
 /// Why the keeper woke.
@@ -99,11 +110,17 @@ enum Woken {
     Stored,
     NeighbourEnded(Result<bool, StoreError>),
     HandOver,
+    /// A shard has let go of everything, because of a stop.
+    Parted,
 }
 
 impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
     /// Runs until stopped; then frees the partitions.
     pub async fn keep(self, stop: impl Stop) {
+        select(pin!(self.stay(stop)), pin!(self.listen())).await;
+    }
+
+    async fn stay(&self, stop: impl Stop) {
         let mut of = Standing {
             current: None,
             partition_count: 0,
@@ -112,10 +129,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             held: Vec::new(),
             is_sure: false,
             leaving: None,
+            left_over: Vec::new(),
             neighbour: None,
             has_failed: false,
             announce_at: Tick(0),
             vigil_at: Tick(0),
+            position: None,
+            has_moved: false,
         };
         let mut waiting: Option<(Incarnation, LocalBoxFuture<'_, Result<bool, StoreError>>)> = None;
         let mut upkeep = Upkeep::from(self.runtime.now());
@@ -123,6 +143,10 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         loop {
             if stop.is_stopped() {
                 self.lease.end();
+                if let Some(leaving) = &mut of.leaving {
+                    of.left_over.extend(leaving.take_gone());
+                }
+                self.hand_over_the_rest(&mut of).await;
                 if let Some(incarnation) = of.current
                     && let Err(error) = self.within_limit(self.coordination.deregister_instance(incarnation)).await
                 {
@@ -132,7 +156,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             }
             if self.lease.stood_down().is_some() {
                 let Some(incarnation) = of.current else {
-                    return (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
+                    return self.tell_all(|| Control::Announce);
                 };
                 self.stand_down(&mut of);
                 // No run is started any more: another one may take the partitions.
@@ -144,6 +168,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             let begun = self.runtime.now();
             let step = self.step(&mut of).await;
             of.has_failed = step.is_err();
+            self.lease.note_looked();
             let mut pause_ms = self.times.step_ms();
             let mut until = None;
             match step {
@@ -151,14 +176,16 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     retry_ms = RETRY_MS;
                     // From before the renewal: what maintenance takes is not added to it.
                     until = Some(begun.plus_ms(pause_ms));
+                    self.look_if_moved(&mut of, position);
                     upkeep.seen(position);
-                    if let Some(incarnation) = of.current
+                    if self.hand_over_the_rest(&mut of).await {
+                        until = Some(self.runtime.now().plus_ms(RETRY_MS));
+                    } else if let Some(incarnation) = of.current
                         && upkeep.due <= self.runtime.now()
                     {
-                        let work = std::pin::pin!(self.maintain(incarnation, &mut upkeep));
-                        let stopped = std::pin::pin!(stop.stopped());
+                        let work = self.maintain(incarnation, &mut upkeep);
                         // Dropped at a stop, it takes its connection along; the server ends it by its own limit.
-                        futures_util::future::select(work, stopped).await;
+                        first_of(work, first_of(stop.stopped(), self.lease.parted())).await;
                     }
                 }
                 Ok(Step::Dead) => {
@@ -194,6 +221,17 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             let look_again = self.rest(&mut of, &mut waiting, until, &stop).await;
             // One that others wake all the time still looks no more often than this.
             self.runtime.sleep_until(begun.plus_ms(look_again)).await;
+        }
+    }
+
+    /// Somebody has stored since the last look, perhaps without saying so: the shards look too. Also after the look that
+    /// follows: a position is drawn before its transaction commits, and until then the shards find nothing.
+    fn look_if_moved(&self, of: &mut Standing, position: Option<i64>) {
+        let before = std::mem::replace(&mut of.position, position);
+        let has_moved = before.is_some() && position.is_some() && before != position;
+        let had_moved = std::mem::replace(&mut of.has_moved, has_moved);
+        if has_moved || had_moved {
+            self.tell_all(|| Control::Look);
         }
     }
 
@@ -237,13 +275,15 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     self.runtime.sleep_until(announce_at).await;
                     Woken::Stored
                 };
+                let parted = self.lease.parted().map(|()| Woken::Parted);
+                let stopped = first_of(stopped, parted);
                 first_of(first_of(sleep, stopped), first_of(first_of(heard, stored), first_of(ended, left))).await
             };
             match woken {
                 Woken::Time => return 0,
                 Woken::Heard(heard) => {
                     if heard.work {
-                        (0..self.shards).for_each(|shard| (self.tell)(shard, Control::Announce));
+                        self.tell_all(|| Control::Announce);
                     }
                     if heard.lost {
                         // No new run before the incarnation is proved alive. After a failure that waits for its turn.
@@ -283,6 +323,11 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                         Err(error) => tracing::debug!(%error, "the wait for a member's end has ended"),
                     }
                 }
+                Woken::Parted => {
+                    if self.hand_over_the_rest(of).await {
+                        return 0;
+                    }
+                }
                 Woken::HandOver => {
                     if self.hand_over(of).await {
                         return 0;
@@ -292,17 +337,12 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         }
     }
 
-    /// Waits for the end of a member's connection, from a moment on.
-    async fn vigil(&self, member: Member, from: Tick) -> Result<bool, StoreError> {
-        self.runtime.sleep_until(from).await;
-        self.coordination.wait_for_end(member, self.times.ttl_ms() / 2).await
-    }
-
     /// Nothing is held any more, and nothing may start.
     fn stand_down(&self, of: &mut Standing) {
         self.lease.end();
         (of.ownership, of.leaving, of.neighbour) = (-1, None, None);
         of.held.clear();
+        of.left_over.clear();
         of.is_sure = false;
         if let Some(incarnation) = of.current.take() {
             self.distribute(incarnation, of);
@@ -335,7 +375,8 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                     service_name: self.service_name.clone(),
                     instance_name: self.instance_name.clone(),
                     shards: self.shards,
-                    owns: self.owns,
+                    // One that is ended while it parts comes back to store what is in hand, and to own nothing.
+                    owns: self.owns && !self.lease.is_parting(),
                 };
                 let (incarnation, partition_count) =
                     self.within_limit(self.coordination.register_instance(&registration, ttl_ms)).await?;
@@ -361,6 +402,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let others = members.others.iter().filter(|member| member.owns && !member.expired);
         let mut claimants: Vec<Claimant> =
             others.map(|member| Claimant { id: member.incarnation.id, held: member.held }).collect();
+        // To whom a stop may leave what it holds: one that hears of it at once. The others count for their shares only,
+        // and may never come again.
+        let takes = |member: &Member| member.owns && !member.expired && member.direct && member.connected;
+        self.lease.note_others(members.others.iter().any(takes));
+        if self.lease.is_parting() {
+            return Ok(Step::Alive(Some(members.position)));
+        }
         claimants.push(Claimant { id: incarnation.id, held: of.held.len() as u32 });
         let held: Vec<u32> = of.held.iter().map(|held| held.partition).collect();
         let moves = assign::moves(of.partition_count, &claimants, incarnation.id, &held, &members.free);
@@ -394,37 +442,6 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         Ok(Step::Alive(Some(members.position)))
     }
 
-    /// Ends members whose connection or lease has ended; answers whether any was.
-    async fn mark_dead(&self, watch: &mut Watch, members: &Members) -> Result<bool, StoreError> {
-        let mut any = false;
-        for member in members.others.iter().filter(|member| !member.connected) {
-            if self.is_marked_dead(*member, true).await? {
-                tracing::warn!(incarnation = member.incarnation.number, "declared dead: its connection has ended");
-                any = true;
-            }
-        }
-        let mut late: Vec<Member> = Vec::new();
-        watch.look(&members.others, self.times.ttl_ms(), self.runtime.now(), |member| late.push(member));
-        for member in late {
-            if self.is_marked_dead(member, false).await? {
-                tracing::warn!(incarnation = member.incarnation.number, "declared dead: its lease is over");
-                any = true;
-            }
-        }
-        Ok(any)
-    }
-
-    /// One that cannot be marked now (it is in a transaction that does not end) holds up no other work.
-    async fn is_marked_dead(&self, member: Member, early: bool) -> Result<bool, StoreError> {
-        match self.within_limit(self.coordination.mark_dead(member, early)).await {
-            Err(error @ StoreError::Transient { .. }) => {
-                tracing::warn!(%error, incarnation = member.incarnation.number, "it cannot be declared dead yet");
-                Ok(false)
-            }
-            answer => answer,
-        }
-    }
-
     pub(super) async fn within_limit<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -441,10 +458,13 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         let sleep = std::pin::pin!(self.runtime.sleep_until(self.runtime.now().plus_ms(limit_ms)));
         match futures_util::future::select(call, sleep).await {
             futures_util::future::Either::Left((answer, _)) => answer,
-            futures_util::future::Either::Right(_) => {
-                Err(StoreError::ConnectionLost(format!("no answer within {limit_ms} ms")))
-            }
+            futures_util::future::Either::Right(_) => Err(StoreError::no_answer(limit_ms.into())),
         }
+    }
+
+    /// Tells all shards the same.
+    pub(super) fn tell_all(&self, word: impl Fn() -> Control) {
+        (0..self.shards).for_each(|shard| (self.tell)(shard, word()));
     }
 
     /// Tells each shard what it holds: what is owned, less what is leaving.
@@ -456,14 +476,6 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             (self.tell)(shard, Control::Partitions { incarnation, ownership: of.ownership, held });
         }
     }
-}
-
-/// The member whose end this one waits for: the next by number, in a ring, so that each is waited for by one.
-fn neighbour(incarnation: Incarnation, members: &Members) -> Option<Member> {
-    let candidates = || members.others.iter().filter(|member| member.connected && (member.owns || member.held > 0));
-    let after = candidates().filter(|member| member.incarnation.number > incarnation.number);
-    let next = after.min_by_key(|member| member.incarnation.number);
-    next.or_else(|| candidates().min_by_key(|member| member.incarnation.number)).copied()
 }
 
 /// What the first of two futures resolves to.

@@ -160,6 +160,20 @@ fn a_stop_ends_also_when_the_database_does_not_answer() {
 }
 
 #[test]
+fn a_stop_leaves_the_rest_only_to_others_that_hear_of_it_at_once() {
+    let said = |script| {
+        let told = play(true, script);
+        told.lines().last().unwrap().to_owned()
+    };
+    assert_eq!(said("0 well; 3000 others"), "3000 others false");
+    assert_eq!(said("0 peer 5; 3000 others"), "3000 others true");
+    // It may never come again; who is silent can be followed when its lease is over.
+    assert_eq!(said("0 worker 5; 3000 others"), "3000 others false");
+    assert_eq!(said("0 worker 5; 1 peer 6; 3000 others"), "3000 others true");
+    assert_eq!(said("0 peer 5; 1000 cut 5; 3000 others"), "3000 others false");
+}
+
+#[test]
 fn maintenance_comes_soon_while_something_is_in_the_log_and_once_a_minute_otherwise() {
     let told = play(true, "0 log; 16000 empty; 145000 lease");
     let times: Vec<&str> = told.lines().filter_map(|line| line.strip_suffix(" maintain")).collect();
@@ -224,6 +238,65 @@ fn what_a_shard_cannot_let_go_stays() {
 }
 
 #[test]
+fn one_that_is_ended_while_it_parts_comes_back_to_own_nothing() {
+    let told = play(true, "0 well; 1000 part 1; 2000 kill; 3000 others");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    assert!(told.contains("2750 register to own nothing\n") && !told.contains("take"), "{told}");
+}
+
+#[test]
+fn a_hand_over_at_a_stop_that_loses_its_connection_ends_the_lease_and_takes_nothing_of_the_others_along() {
+    // The renewal is refused for now, which by itself ends no lease.
+    let told = play(true, "0 well; 999 slip; 1000 part 2; 1001 lease; 1400 lease");
+    let (_, told) = told.split_once("1/1 [1, 3]\n").unwrap();
+    let expected = lines(
+        "1000 withdraw
+         1000 hand over [0, 2]
+         1000 hand over [1, 3]
+         1000 renew
+         1001 lease over
+         1250 renew
+         1250 members
+         1250 withdraw
+         1250 hand over [0, 2]
+         1400 lease until 6250",
+    );
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn what_could_not_be_handed_over_is_handed_over_before_the_end() {
+    let told = play(true, "0 well; 999 slip; 1000 part 2; 1100 stop");
+    let (_, told) = told.split_once("1000 renew\n").unwrap();
+    let told: Vec<&str> = told.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+    assert_eq!(told, ["withdraw", "hand over [0, 2]", "deregister", "ended", "lease over"]);
+}
+
+#[test]
+fn what_the_shards_have_let_go_of_and_nobody_was_told_is_handed_over_at_a_stop() {
+    // Which partitions they are, the other's id decides; told in vain at 1500, and not again before the stop.
+    let told = play(true, "0 well; 1000 peer 5; 1100 heard; 1499 refuse; 1500 let; 1510 well; 1515 stop");
+    let handed = |told: &str| -> Vec<String> {
+        let lists = told.lines().filter_map(|line| line.split_once("hand over ")).map(|(_, list)| list.to_owned());
+        let mut lists: Vec<String> = lists.collect();
+        lists.sort();
+        lists
+    };
+    let (before, end) = told.split_once("withdraw\n").unwrap_or_else(|| panic!("nothing was handed over: {told}"));
+    let in_vain = handed(before);
+    assert!(!in_vain.is_empty() && in_vain.iter().all(|list| handed(end).contains(list)), "{told}");
+    let partitions: usize = handed(end).iter().map(|list| list.matches(|of: char| of.is_ascii_digit()).count()).sum();
+    assert_eq!((partitions, end.contains("deregister")), (2, true), "{told}");
+}
+
+#[test]
+fn a_hand_over_at_a_stop_does_not_wait_for_maintenance() {
+    let told = play(true, "0 log; 1 stuck; 5100 part 2; 5110 lease");
+    let (_, told) = told.split_once("5000 maintain\n").unwrap();
+    assert!(told.starts_with(&lines("5100 withdraw\n 5100 hand over [0, 2]\n 5100 hand over [1, 3]")), "{told}");
+}
+
+#[test]
 fn the_end_of_a_neighbours_connection_is_noticed_at_once() {
     let told = play(true, "0 member 9; 3000 cut 9; 3001 ended 9; 4000 lease");
     let taken: Vec<&str> = told.lines().filter(|line| line.contains("dead") || line.contains("[0, 2]")).collect();
@@ -244,4 +317,78 @@ fn where_the_schema_is_another_one_the_shards_are_told_and_the_keeper_ends() {
          9100 lease over",
     );
     assert_eq!(told, expected);
+}
+
+/// What is told of the listener alone.
+fn of_the_listener(told: &str) -> String {
+    let of_it = |line: &&str| line.ends_with("test") || line.contains("listening");
+    told.lines().filter(of_it).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_listener_is_tested_at_intervals_and_the_shards_are_told_once() {
+    let told = play(true, "0 listens; 65000 lease");
+    let expected = lines(
+        "0 test
+         0 shard 0: listening true
+         0 shard 1: listening true
+         30000 test
+         60000 test",
+    );
+    assert_eq!(of_the_listener(&told), expected);
+    // Nobody is tested where nobody listens, or where nothing is owned.
+    assert_eq!(of_the_listener(&play(true, "0 well; 35000 lease")), "");
+    assert_eq!(of_the_listener(&play(false, "0 listens; 35000 lease")), "");
+}
+
+#[test]
+fn a_deaf_listener_is_known_after_the_tests_limit_and_connected_again_ever_later_while_renewals_go_on() {
+    let told = play(true, "0 listens; 20000 deaf; 52000 hears; 60000 lease");
+    let expected = lines(
+        "0 test
+         0 shard 0: listening true
+         0 shard 1: listening true
+         30000 test
+         32000 shard 0: listening false
+         32000 shard 1: listening false
+         33000 test
+         37000 test
+         43000 test
+         53000 test
+         53000 shard 0: listening true
+         53000 shard 1: listening true",
+    );
+    assert_eq!(of_the_listener(&told), expected);
+    let renewed = told.lines().filter(|line| line.ends_with("renew")).count();
+    assert_eq!(renewed, 23, "every 2.5 s:\n{told}");
+    assert!(told.ends_with("60000 lease until 62500") || told.ends_with("60000 lease until 65000"), "{told}");
+}
+
+#[test]
+fn a_listener_whose_connection_ends_is_deaf_at_once_and_connected_again_after_a_second() {
+    let told = play(true, "0 listens; 20000 unplugged; 25000 lease");
+    let expected = lines(
+        "0 test
+         0 shard 0: listening true
+         0 shard 1: listening true
+         20000 shard 0: listening false
+         20000 shard 1: listening false
+         21000 test
+         21000 shard 0: listening true
+         21000 shard 1: listening true",
+    );
+    assert_eq!(of_the_listener(&told), expected);
+}
+
+#[test]
+fn a_position_that_moves_makes_the_shards_look_though_nobody_has_said_so() {
+    // And once more: the transaction may have been about to commit when its position was seen.
+    let told = play(true, "0 well; 6000 store; 14000 lease");
+    let looks = lines(
+        "7500 shard 0: look
+         7500 shard 1: look
+         10000 shard 0: look
+         10000 shard 1: look",
+    );
+    assert_eq!(told.lines().filter(|line| line.ends_with("look")).collect::<Vec<_>>().join("\n"), looks);
 }

@@ -1,13 +1,20 @@
 //! A lease keeper's town for its stories (`tend_tests`): a database and shards that do as a script says.
 //!
-//! Words: `lose` (every call fails with its connection), `hang` (no call is answered), `refuse` (every call fails for
-//! now), `gone` (every call fails: the schema is another one), `well`, `kill` (this incarnation is dead), `member N`
-//! (another one: connected, its lease running), `cut N` (its connection ends), `log` / `empty` (something stands in the
-//! log, or not), `store` (somebody stores), `steps N` (so many steps of maintenance get on), `peer N` (another one that
-//! takes partitions), `heard` (others say that something has changed), `ended N` (its session lock is free), `let` (the
-//! shards let go what they were asked for), `cannot` (they cannot), `stuck` (maintenance is not answered), `still N` (it
-//! renews no more and its lease is past), `beat N` (it renews), `stop`, `lease` (says
-//! until when shards may publish). The lease is 10 s, its margin 5 s; there are 4 partitions and 2 shards.
+//! Words, of the server: `lose` (every call fails with its connection), `hang` (no call is answered), `refuse` (every
+//! call fails for now), `gone` (every call fails: the schema is another one), `well`, `slip` (the connection is lost with
+//! the next hand-over, and the renewal after it refused for now), `stuck` (maintenance is not answered), `steps N` (so
+//! many steps of maintenance get on), `log` / `empty` (something stands in the log, or not), `store` (somebody stores).
+//!
+//! Of others: `member N` (connected, its lease running), `peer N` (one that takes partitions), `worker N` (one that speaks
+//! SQL: it takes some, and hears of nothing), `cut N` (its connection ends), `ended N` (its session lock is free), `still
+//! N` (it renews no more and its lease is past), `beat N` (it renews), `heard` (they say that something has changed).
+//!
+//! Of this one: `kill` (the incarnation is dead), `let` (the shards let go what they were asked for), `cannot` (they
+//! cannot), `part N` (the first N shards let everything go, because of a stop), `stop`, `lease` (says until when shards may
+//! publish), `others` (says whether a stop leaves the rest to others), `listens` (one connection listens), `deaf` (it hears
+//! nothing of what it says to itself), `hears` (it does), `unplugged` (it ends).
+//!
+//! The lease is 10 s, its margin 5 s; there are 4 partitions and 2 shards.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,10 +22,13 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::listen::Listener;
 use super::tend::{Keeper, Stop};
+use super::upkeep::Sentinel;
 use super::{Control, LeaseCell};
 use crate::ids::Incarnation;
 use crate::plan::lease::LeaseTimes;
+use crate::plan::listener::TestTimes;
 use crate::runtime::sim::SimRuntime;
 use crate::seam::runtime::Runtime;
 use crate::seam::store::{
@@ -50,6 +60,8 @@ struct Town {
     /// What the shards were asked to let go, and have not.
     asked: RefCell<Vec<(Vec<u32>, futures_channel::oneshot::Sender<Release>)>>,
     said: Cell<bool>,
+    slips: Cell<bool>,
+    stumbles: Cell<bool>,
     /// The member whose end the keeper waits for, and whether it has ended.
     ended: Cell<Option<i32>>,
     stopped: Cell<bool>,
@@ -60,6 +72,9 @@ struct Town {
     /// Steps of maintenance that get on.
     steps: Cell<i32>,
     upkeep_hangs: Cell<bool>,
+    listens: Cell<bool>,
+    deaf: Cell<bool>,
+    unplugged: Cell<bool>,
 }
 
 impl Town {
@@ -73,7 +88,7 @@ impl Town {
         match self.manner.get() {
             Manner::Well => Ok(()),
             Manner::Lose => Err(StoreError::ConnectionLost("cut".into())),
-            Manner::Refuse => Err(StoreError::Transient { sqlstate: "57P03".into(), text: "starting up".into() }),
+            Manner::Refuse => Err(not_now()),
             Manner::Gone => Err(StoreError::SchemaChanged {
                 installed: Some(9),
                 wanted: 2,
@@ -85,6 +100,10 @@ impl Town {
     }
 }
 
+fn not_now() -> StoreError {
+    StoreError::Transient { sqlstate: "57P03".into(), text: "starting up".into() }
+}
+
 #[derive(Clone)]
 struct Door(Rc<Town>);
 
@@ -94,7 +113,8 @@ impl Coordination for Door {
         registration: &Registration,
         _lease_ms: u64,
     ) -> Result<(Incarnation, u32), StoreError> {
-        self.0.call("register").await?;
+        let owns = registration.owns == self.0.owns.get();
+        self.0.call(if owns { "register" } else { "register to own nothing" }).await?;
         self.0.registered.set(self.0.registered.get() + 1);
         self.0.alive.set(true);
         Ok((Incarnation { number: self.0.registered.get(), id: registration.id }, 4))
@@ -102,6 +122,9 @@ impl Coordination for Door {
 
     async fn renew_lease(&self, _incarnation: Incarnation, _lease_ms: u64) -> Result<Renewed, StoreError> {
         self.0.call("renew").await?;
+        if self.0.stumbles.take() {
+            return Err(not_now());
+        }
         Ok(if self.0.alive.get() { Renewed::Alive } else { Renewed::Dead })
     }
 
@@ -150,6 +173,10 @@ impl Coordination for Door {
     async fn release_partitions(&self, incarnation: Incarnation, release: &Release) -> Result<Option<i64>, StoreError> {
         let partitions: Vec<u32> = release.partitions.iter().map(|(partition, _)| *partition).collect();
         self.0.call(&format!("hand over {partitions:?}")).await?;
+        if self.0.slips.take() {
+            self.0.stumbles.set(true);
+            return Err(StoreError::ConnectionLost("cut".into()));
+        }
         let mut owners = self.0.owners.borrow_mut();
         for partition in partitions {
             let owner = &mut owners[partition as usize];
@@ -169,11 +196,32 @@ impl Coordination for Door {
         Ok(true)
     }
 
+    async fn listen(&self) -> Result<bool, StoreError> {
+        self.0.unplugged.set(false);
+        Ok(self.0.listens.get())
+    }
+
+    async fn test_listener(&self) -> Result<(), StoreError> {
+        self.0.tell("test");
+        if self.0.deaf.get() { std::future::pending().await } else { Ok(()) }
+    }
+
+    async fn listener_lost(&self) {
+        while !self.0.unplugged.get() {
+            self.0.clock.sleep_until(self.0.clock.now().plus_ms(1)).await;
+        }
+    }
+
     async fn heard(&self) -> Heard {
         while !self.0.said.take() {
             self.0.clock.sleep_until(self.0.clock.now().plus_ms(1)).await;
         }
         Heard { members: true, ..Heard::default() }
+    }
+
+    async fn withdraw_instance(&self, _incarnation: Incarnation) -> Result<bool, StoreError> {
+        self.0.call("withdraw").await?;
+        Ok(self.0.alive.get())
     }
 
     async fn deregister_instance(&self, _incarnation: Incarnation) -> Result<(), StoreError> {
@@ -208,7 +256,7 @@ impl Stop for StopAt {
 
 fn member(number: i32) -> Member {
     let incarnation = Incarnation { number, id: Uuid::from_u128(number as u128) };
-    Member { incarnation, counter: 1, expired: false, connected: true, owns: false, held: 0 }
+    Member { incarnation, counter: 1, expired: false, connected: true, direct: true, owns: false, held: 0 }
 }
 
 fn happens(town: &Town, lease: &LeaseCell, what: &str) {
@@ -231,6 +279,7 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
             *town.owners.borrow_mut() = [number; 4];
         }
         "peer" => town.others.borrow_mut().push(Member { owns: true, ..member(number) }),
+        "worker" => town.others.borrow_mut().push(Member { owns: true, direct: false, ..member(number) }),
         "heard" => town.said.set(true),
         "ended" => town.ended.set(Some(number)),
         "let" => {
@@ -239,6 +288,11 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
                 reply.send(Release { epoch: None, partitions }).unwrap();
             }
         }
+        "part" => (0..number as u32).for_each(|shard| {
+            let partitions = vec![(shard, None), (shard + 2, None)];
+            lease.part(Release { epoch: None, partitions });
+        }),
+        "slip" => town.slips.set(true),
         "cannot" => town.asked.borrow_mut().clear(),
         "cut" => change(&|other| other.connected = false),
         "still" => change(&|other| other.expired = true),
@@ -252,12 +306,17 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
         }
         "steps" => town.steps.set(number),
         "stuck" => town.upkeep_hangs.set(true),
+        "listens" => town.listens.set(true),
+        "deaf" => town.deaf.set(true),
+        "hears" => town.deaf.set(false),
+        "unplugged" => town.unplugged.set(true),
         "lease" => {
             let until = lease.deadline();
             let text =
                 if until == Tick(0) { "over".into() } else { format!("until {}", until.since_us(town.start) / 1000) };
             town.tell(&format!("lease {text}"));
         }
+        "others" => town.tell(&format!("others {}", lease.has_others())),
         other => panic!("no such word: {other}"),
     }
 }
@@ -278,12 +337,17 @@ pub(super) fn play(owns: bool, script: &'static str) -> String {
         owners: RefCell::default(),
         asked: RefCell::default(),
         said: Cell::new(false),
+        slips: Cell::new(false),
+        stumbles: Cell::new(false),
         ended: Cell::new(None),
         stopped: Cell::new(false),
         log: Cell::new(false),
         position: Cell::new(0),
         steps: Cell::new(0),
         upkeep_hangs: Cell::new(false),
+        listens: Cell::new(false),
+        deaf: Cell::new(false),
+        unplugged: Cell::new(false),
     });
     let lease = Arc::new(LeaseCell::default());
     let told = town.clone();
@@ -297,6 +361,8 @@ pub(super) fn play(owns: bool, script: &'static str) -> String {
         owns: town.owns.get(),
         lease: lease.clone(),
         others: Arc::default(),
+        listener: Arc::new(Listener::new(TestTimes { interval_ms: 30_000, limit_ms: 2_000 })),
+        sentinel: Sentinel::default(),
         tell: move |shard: u16, control: Control| {
             let (incarnation, ownership, held) = match control {
                 Control::Partitions { incarnation, ownership, held } => (incarnation, ownership, held),
@@ -305,6 +371,8 @@ pub(super) fn play(owns: bool, script: &'static str) -> String {
                     told.asked.borrow_mut().push((partitions, reply));
                     return;
                 }
+                Control::Look => return told.tell(&format!("shard {shard}: look")),
+                Control::Listening(listening) => return told.tell(&format!("shard {shard}: listening {listening}")),
                 other => panic!("{other:?}"),
             };
             let held: Vec<u32> = held.iter().map(|held| held.partition).collect();

@@ -14,7 +14,7 @@ use bytes::{BufMut, BytesMut};
 use postgres_types::{IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-use crate::batch::{ROW_EVENT, ROW_STREAMLESS, Rows, Span, is_scheduled};
+use crate::batch::{ROW_EVENT, ROW_EXPECTED, ROW_STREAMLESS, Rows, Span, is_scheduled};
 use crate::plan::snapshot::Snapshot;
 
 /// Microseconds from 1970 to 2000, where Postgres' time begins.
@@ -225,7 +225,8 @@ impl<'a> Batches<'a> {
         })
     }
 
-    /// What a row is: 0 message, 1 event, 2 message without stream; + 4 where it is scheduled.
+    /// What a row is: 0 message, 1 event, 2 message without stream; + 4 where it is scheduled; 9: an event of which its
+    /// caller expects the version.
     pub fn kinds(self) -> Column<impl Fn(&mut BytesMut) + Sync + 'a> {
         Column::new(Type::INT2, self.len, move |out| {
             for rows in self.batches {
@@ -241,6 +242,7 @@ impl<'a> Batches<'a> {
 #[must_use]
 pub fn kind(flags: u8, due_unix_us: i64) -> i16 {
     let kind = if flags & ROW_STREAMLESS != 0 { 2 } else { i16::from(flags & ROW_EVENT != 0) };
+    let kind = kind + if flags & ROW_EXPECTED != 0 { 8 } else { 0 };
     kind + if is_scheduled(due_unix_us) { 4 } else { 0 }
 }
 

@@ -4,7 +4,8 @@
 //! - A connection is there within its deadline or not at all: name look-up, handshakes and settings included.
 //! - It belongs to its thread: the driver is a task of that thread's executor, and ends with it or when the
 //!   `Client` is dropped.
-//! - Session settings are made before anybody gets the client: no statement of ours runs without them.
+//! - Session settings are made before anybody gets the client: no statement of ours runs without them. Behind a pooler
+//!   a session is somebody else's after each transaction: there they are made in each one ([`Manner`]).
 //! - Names are looked up on a thread of their own: the system's resolver blocks.
 //!
 //! A dropped query is not a cancelled one. Who must be sure that a statement has ended drops the `Client`, and
@@ -21,7 +22,7 @@ use futures_util::future::{Either, select};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::{NoTls, TlsConnect};
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config};
 
 pub use super::target::{ConnectTarget, Endpoint, TargetError, TlsMode};
@@ -41,7 +42,28 @@ pub type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Client, StoreError>
 pub trait Connect {
     /// A new connection, ready to work.
     fn connect(&self) -> Connecting<'_>;
+
+    /// How statements are sent over its connections.
+    fn manner(&self) -> Manner {
+        Manner::default()
+    }
 }
+
+/// A session setting: name and value.
+pub type Setting = (String, String);
+
+/// How statements are sent over a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    /// Without a name on the server: each is sent whole, with the types of its parameters.
+    pub unnamed: bool,
+    /// Behind a pooler that gives each transaction a connection of its choice: nothing of a session lasts, and these
+    /// settings are made in each transaction. `None`: the session is ours.
+    pub each_transaction: Option<Vec<Setting>>,
+}
+
+/// The setting that a pooler keeps for its client.
+const KEPT_BY_POOLERS: &str = "application_name";
 
 /// What may be made once for all connections of a process: the target, its trust store, the settings.
 #[derive(Clone, Debug)]
@@ -50,7 +72,9 @@ pub struct ConnectPlan(Arc<Plan>);
 #[derive(Debug)]
 struct Plan {
     target: ConnectTarget,
-    settings: Vec<(String, String)>,
+    settings: Vec<Setting>,
+    unnamed: bool,
+    pooled: bool,
     #[cfg(feature = "tls")]
     tls: Option<Arc<rustls::ClientConfig>>,
 }
@@ -71,6 +95,8 @@ impl ConnectPlan {
             tls: super::tls::client_config(&target)?,
             target,
             settings,
+            unnamed: false,
+            pooled: false,
         })))
     }
 
@@ -80,6 +106,26 @@ impl ConnectPlan {
         Self(Arc::new(Plan {
             target: self.0.target.clone(),
             settings,
+            unnamed: self.0.unnamed,
+            pooled: self.0.pooled,
+            #[cfg(feature = "tls")]
+            tls: self.0.tls.clone(),
+        }))
+    }
+
+    /// The same target, reached through a pooler that gives each transaction a connection of its choice, or not; and
+    /// whether statements may have names there. The certificates are not read again.
+    #[must_use]
+    pub fn in_manner(&self, pooled: bool, unnamed: bool) -> Self {
+        let mut target = self.0.target.clone();
+        if let Some((_, name)) = self.0.settings.iter().find(|(name, _)| pooled && name == KEPT_BY_POOLERS) {
+            target.config.application_name(name);
+        }
+        Self(Arc::new(Plan {
+            target,
+            settings: self.0.settings.clone(),
+            unnamed,
+            pooled,
             #[cfg(feature = "tls")]
             tls: self.0.tls.clone(),
         }))
@@ -91,15 +137,35 @@ impl ConnectPlan {
         Connector { runtime, plan: self.clone(), on_notification: None }
     }
 
-    /// The settings that every connection of ours wants: who it is, and that it is not held up for ever.
+    /// The settings that every connection of ours wants: who it is, that it is not held up for ever, and that each
+    /// statement sees what was committed before it, whatever a role or the database says otherwise. (Whether transactions
+    /// may write is left to them: a database that was made read-only is to stay so.)
     #[must_use]
     pub fn settings(schema: &str, role: &str, lock_timeout_ms: u64, idle_timeout_ms: u64) -> Vec<(String, String)> {
         vec![
             ("application_name".to_owned(), format!("corelane/{schema}/{role}")),
             ("lock_timeout".to_owned(), format!("{lock_timeout_ms}ms")),
             ("idle_in_transaction_session_timeout".to_owned(), format!("{idle_timeout_ms}ms")),
+            ("default_transaction_isolation".to_owned(), "read committed".to_owned()),
         ]
     }
+}
+
+/// Settings with which the server ends a session that it has heard nothing of for so long (2,000 ms at least): a host that
+/// has gone without a word, or a process that stands still while its host goes on answering. Whoever makes them asks for
+/// something well within that time. (Those about TCP do nothing on a unix socket, where there is no such host.)
+#[must_use]
+pub fn silence(silent_ms: u64) -> Vec<Setting> {
+    let silent_s = (silent_ms / 1_000).max(2);
+    let of = |name: &str, value: String| (name.to_owned(), value);
+    vec![
+        of("idle_session_timeout", format!("{silent_ms}ms")),
+        of("tcp_user_timeout", format!("{silent_ms}ms")),
+        // Half of the time silent, then three questions in the other half.
+        of("tcp_keepalives_idle", (silent_s / 2).to_string()),
+        of("tcp_keepalives_interval", (silent_s / 6).max(1).to_string()),
+        of("tcp_keepalives_count", "3".to_owned()),
+    ]
 }
 
 /// Connects on one thread's executor.
@@ -137,6 +203,12 @@ impl<R: Dial> Connect for Connector<R> {
             }
             Err(last)
         })
+    }
+
+    fn manner(&self) -> Manner {
+        let Plan { settings, unnamed, pooled, .. } = &*self.plan.0;
+        let made = || settings.iter().filter(|(name, _)| name != KEPT_BY_POOLERS).cloned().collect();
+        Manner { unnamed: *unnamed, each_transaction: pooled.then(made) }
     }
 }
 
@@ -178,7 +250,10 @@ async fn open<R: Dial>(
         }
     };
     let client = log_in(runtime, plan, endpoint, config, stream, hear).await?;
-    apply_settings(&client, &plan.settings).await?;
+    if !plan.pooled {
+        let made = apply_settings(&client, &plan.settings, false).await;
+        made.map_err(|error| super::sqlstate::classify(&error))?;
+    }
     if plan.target.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
         refuse_standby(&client, endpoint).await?;
     }
@@ -270,20 +345,21 @@ where
     Ok(client)
 }
 
-async fn apply_settings(client: &Client, settings: &[(String, String)]) -> Result<(), StoreError> {
+/// Makes settings, for the transaction under way or for the session.
+pub(crate) async fn apply_settings(
+    client: &Client,
+    settings: &[Setting],
+    in_transaction: bool,
+) -> Result<(), tokio_postgres::Error> {
     if settings.is_empty() {
         return Ok(());
     }
     let (names, values): (Vec<&str>, Vec<&str>) =
         settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).unzip();
-    client
-        .query_typed(
-            "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as setting(name, value)",
-            &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)],
-        )
-        .await
-        .map(|_| ())
-        .map_err(|error| super::sqlstate::classify(&error))
+    let text = "select set_config(name, value, $3) from unnest($1::text[], $2::text[]) as setting(name, value)";
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY), (&in_transaction, Type::BOOL)];
+    client.query_typed(text, &parameters).await.map(|_| ())
 }
 
 async fn refuse_standby(client: &Client, endpoint: &Endpoint) -> Result<(), StoreError> {

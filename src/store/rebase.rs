@@ -5,6 +5,7 @@
 //! - One transaction: after a failure the installation is as it was, and still refuses to be worked with.
 
 use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
 use super::install::{self, ATTEMPTS_MAX, retry_locks, store};
 use super::schema_name::SchemaName;
@@ -46,7 +47,7 @@ async fn rebase_once(client: &mut Client, schema: &SchemaName, force: bool) -> R
     let transaction = install::begin_locked(client, schema).await?;
     let statement =
         format!("select done, generation, pending, parked, scheduled, dead_letters from {schema}.rebase($1)");
-    let row = transaction.query_one(&statement, &[&force]).await.map_err(store)?;
+    let row = transaction.query_typed_one(&statement, &[(&force, Type::BOOL)]).await.map_err(store)?;
     transaction.commit().await.map_err(store)?;
     Ok(row.get::<_, bool>(0).then(|| Rebased {
         generation: row.get(1),

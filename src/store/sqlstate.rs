@@ -11,6 +11,7 @@ use tokio_postgres::Error as PostgresError;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 use uuid::Uuid;
 
+use crate::batch::Rows;
 use crate::seam::store::StoreError;
 
 /// SQLSTATE of errors that are the client's own finding.
@@ -20,7 +21,7 @@ const CLIENT_PROTOCOL: &str = "08P01";
 #[must_use]
 pub fn classify(error: &PostgresError) -> StoreError {
     match error.as_db_error() {
-        Some(refusal) => from_database(refusal),
+        Some(refusal) => truncated(refusal).unwrap_or_else(|| from_database(refusal)),
         None => from_driver(error),
     }
 }
@@ -38,15 +39,63 @@ impl StoreError {
 
 /// The lane whose number was taken, if it was one of `wh_outbox`. The key stands in the detail, in the same form in
 /// every language of the server; nothing else of the detail is used.
-#[must_use]
-pub fn taken_lane(error: &PostgresError) -> Option<Uuid> {
+fn taken_lane(error: &PostgresError) -> Option<Uuid> {
     let refusal = error.as_db_error().filter(|refusal| *refusal.code() == SqlState::UNIQUE_VIOLATION)?;
     lane_of_key(refusal.detail()?)
+}
+
+/// Why rows could not be stored: where the lane of a message without stream is taken, that message is stored already.
+#[must_use]
+pub fn number_taken<'a>(error: &PostgresError, batches: impl IntoIterator<Item = &'a Rows>) -> StoreError {
+    // No stream has the lane of a message without one (`ids::lane_of_message`). Scheduled ones get their numbers when
+    // they are due.
+    let message_of = |lane: Uuid| {
+        let is_it = |rows: &Rows, row: usize| {
+            rows.lane_id[row] == lane && rows.stream_id(row).is_none() && !rows.is_scheduled(row)
+        };
+        batches.into_iter().find_map(|rows| {
+            let row = (0..rows.len()).find(|row| is_it(rows, *row))?;
+            Some(rows.message_id[row])
+        })
+    };
+    match taken_lane(error).and_then(message_of) {
+        Some(message_id) => StoreError::DuplicateMessage { message_id },
+        None => StoreError::from_postgres(error),
+    }
 }
 
 fn lane_of_key(detail: &str) -> Option<Uuid> {
     let (_, key) = detail.split_once("(lane_id, stream_seq)=(")?;
     Uuid::parse_str(key.split_once(',')?.0).ok()
+}
+
+/// SQLSTATE of an append whose stream has another version than expected.
+const VERSION_CONFLICT: &str = "CL010";
+
+/// The stream, the version expected, and the one found, of an append that was refused for it. They stand in the detail, in
+/// a form of ours.
+#[must_use]
+pub fn version_conflict(error: &PostgresError) -> Option<(Uuid, i64, i64)> {
+    let refusal = error.as_db_error().filter(|refusal| refusal.code().code() == VERSION_CONFLICT)?;
+    versions_of_detail(refusal.detail()?)
+}
+
+fn versions_of_detail(detail: &str) -> Option<(Uuid, i64, i64)> {
+    let mut parts = detail.split(' ').filter_map(|part| part.split_once('=')).map(|(_, value)| value);
+    Some((Uuid::parse_str(parts.next()?).ok()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// SQLSTATE of a read that begins below the first event that is kept.
+const TRUNCATED: &str = "CL030";
+
+fn truncated(refusal: &DbError) -> Option<StoreError> {
+    let detail = refusal.detail().filter(|_| refusal.code().code() == TRUNCATED)?;
+    let mut parts = detail.split(' ').filter_map(|part| part.split_once('=')).map(|(_, value)| value);
+    Some(StoreError::Truncated {
+        stream_id: Uuid::parse_str(parts.next()?).ok()?,
+        first_version: parts.next()?.parse().ok()?,
+        note: bounded(refusal.hint().unwrap_or_default()),
+    })
 }
 
 impl From<PostgresError> for StoreError {
@@ -134,6 +183,7 @@ mod tests {
             StoreError::ConnectionLost(_) => "lost",
             StoreError::Refused { .. } => "refused",
             StoreError::NumberTaken | StoreError::DuplicateMessage { .. } => "a number, which is not decided here",
+            StoreError::Truncated { .. } => "a stream's beginning, which is not decided here",
             StoreError::Transient { .. } => "transient",
             StoreError::Denied { .. } => "denied",
             StoreError::SchemaChanged { .. } => "the schema's, which is not decided here",
@@ -164,6 +214,13 @@ mod tests {
             assert_eq!(lane_of_key(&detail), Some(id), "{detail}");
         }
         assert_eq!(lane_of_key(&format!("Key (stream_id, version)=({id}, 1) already exists.")), None);
+    }
+
+    #[test]
+    fn the_versions_of_a_conflict_are_read_and_nothing_else_is_taken_for_one() {
+        let id = Uuid::from_u128(7);
+        assert_eq!(versions_of_detail(&format!("stream_id={id} expected=3 found=5")), Some((id, 3, 5)));
+        assert_eq!(versions_of_detail("Key (lane_id, stream_seq)=(7, 1) already exists."), None);
     }
 
     #[test]

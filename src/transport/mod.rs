@@ -1,3 +1,4 @@
 //! The broker seam's implementations.
 
 pub mod memory;
+pub mod memory_broker;

@@ -3,6 +3,7 @@
 //!
 //! Each step says what it is for. The schema is freshly installed and nobody else uses it.
 
+mod expected;
 mod requests;
 
 use corelane::batch::{DestinationId, Rows};
@@ -63,6 +64,7 @@ fn own_flushes(reply: &ClaimReply) -> Vec<Option<i64>> {
 
 /// Runs the script. `keeper_a` and `keeper_b` are two connections.
 pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &C, partition_count: u32) {
+    one_that_listens_hears_itself(keeper_a).await;
     let (a, taken) = an_incarnation_takes_everything(store, keeper_a, partition_count).await;
     let mut reader = Reader::new(a, &taken);
     let first = a_flush_is_numbered_and_claimed(store, &mut reader, partition_count).await;
@@ -75,8 +77,17 @@ pub async fn run<S: Store, C: Coordination>(store: &S, keeper_a: &C, keeper_b: &
     a_dead_letter_is_written_once(store, &mut reader, partition_count).await;
     a_scheduled_message_gets_its_number_when_due(store, &mut reader, partition_count).await;
     an_id_that_is_stored_is_told_and_taken_once(store, &mut reader, partition_count).await;
+    expected::an_expected_version_is_compared(store, &mut reader, partition_count).await;
     a_partition_is_handed_over_exactly(store, keeper_a, &mut reader).await;
     a_successor_starts_where_the_cursor_stands(store, keeper_a, keeper_b, &mut reader).await;
+}
+
+/// As often as it is asked, over one connection, and before there is an incarnation.
+async fn one_that_listens_hears_itself<C: Coordination>(keeper: &C) {
+    for _ in 0..3 {
+        assert!(keeper.listen().await.unwrap());
+        keeper.test_listener().await.unwrap();
+    }
 }
 
 async fn an_incarnation_takes_everything<S: Store, C: Coordination>(
@@ -423,6 +434,9 @@ async fn a_successor_starts_where_the_cursor_stands<S: Store, C: Coordination>(
     let (b, _) = keeper_b.register_instance(&registration(2, "b"), LEASE_MS).await.unwrap();
     let members = keeper_b.members(b).await.unwrap();
     assert_eq!((members.others.len(), members.free.len() as u32), (1, 0));
+    assert!(keeper_a.withdraw_instance(a).await.unwrap());
+    let withdrawn = keeper_b.members(b).await.unwrap().others[0];
+    assert!(!withdrawn.owns && withdrawn.held > 0, "it takes none, and still owns");
     let member = members.others[0];
     assert_eq!((member.incarnation, member.counter, member.expired), (a, 1, false));
     for early in [true, false] {

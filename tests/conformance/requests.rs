@@ -122,6 +122,13 @@ impl Flush {
         self.push_row(stream_id, is_event, 0, destinations)
     }
 
+    /// An event that expects its stream at this version.
+    pub fn push_expecting(&mut self, stream: Uuid, version: i64) -> &mut Self {
+        self.push_row(Some(stream), true, 0, &["x"]);
+        self.rows.expect_version(version);
+        self
+    }
+
     pub fn push_due(&mut self, stream: Uuid, due_unix_us: i64, destinations: &[&str]) -> &mut Self {
         self.push_row(Some(stream), false, due_unix_us, destinations)
     }
@@ -192,7 +199,7 @@ impl Flush {
                 self.stream_partition.push(self.rows.partition[row]);
                 self.stream_known.push(known.is_some());
                 self.stream_last_seq.push(known.map_or(0, |of| of.1));
-                self.stream_last_version.push(known.map_or(0, |of| of.2));
+                self.stream_last_version.push(known.map_or(self.rows.expected(row).unwrap_or(0), |of| of.2));
                 given.push((0, 0));
                 self.stream_id.len() - 1
             });

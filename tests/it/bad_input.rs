@@ -27,6 +27,14 @@ async fn an_engine_that_cannot_be_right_does_not_start() {
         "{error}"
     );
 
+    let mut elsewhere = config(&schema);
+    elsewhere.shards.cores = vec![0, 4_095];
+    let error = refused(elsewhere).await;
+    assert!(
+        matches!(&error, Error::Config(text) if text.starts_with("shards.cores = [0, 4095]: core ") && text.contains("must be out of ")),
+        "{error}"
+    );
+
     let error = refused(Config::default()).await;
     assert!(matches!(&error, Error::Config(text) if text.starts_with("database.url: ")), "{error}");
 

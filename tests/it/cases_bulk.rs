@@ -76,7 +76,7 @@ async fn behind(proxy: &CutProxy, server: &TestSchema, sink: &Sink) -> Engine {
     let mut through = config(server);
     through.database.url = proxy.url();
     let engine = Engine::builder(through).transport(sink.transport()).migrate(true).start().await.expect("start");
-    eventually("partitions are held", Duration::from_secs(20), async || engine.partitions_held() == 16).await;
+    eventually("partitions are held", Duration::from_secs(60), async || engine.partitions_held() == 16).await;
     engine
 }
 

@@ -73,7 +73,7 @@ async fn huge_error_texts_are_cut_on_a_character_border() {
     }
     sink.wait_for(1).await;
     let client = schema.client().await;
-    eventually("three dead letters", Duration::from_secs(20), async || {
+    eventually("three dead letters", Duration::from_secs(60), async || {
         client.query_one("select count(*) from wh_dead_letter", &[]).await.unwrap().get::<_, i64>(0) == 3
     })
     .await;
@@ -159,7 +159,7 @@ async fn reborn_xid_with_a_message_is_published() {
         std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
         eventually("all are gone", Duration::from_secs(10), async || client.is_closed() && witness.is_closed()).await;
         let url = schema.url.clone();
-        eventually("the server is back", Duration::from_secs(20), async || {
+        eventually("the server is back", Duration::from_secs(60), async || {
             tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_ok()
         })
         .await;

@@ -16,7 +16,7 @@ use crate::engine::{Sink, config};
 use crate::support::{connect, eventually, own_cluster, schema, schema_on};
 
 const END: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn count(client: &Client, what: &str) -> i64 {
     client.query_one(&format!("select count(*) from {what}"), &[]).await.unwrap().get(0)

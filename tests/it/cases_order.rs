@@ -224,7 +224,7 @@ async fn held_four_hold_up_nobody_but_their_own_stream() {
         store(&engine, Uuid::now_v7(), &n.to_string(), n % 2 == 0).await;
     }
     sink.wait_for(200).await;
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     assert_eq!(sink.len(), 200, "what is not committed is not published");
 
     // Long-writer: what the owner stores on the held stream waits for it, and comes behind it.
@@ -279,7 +279,7 @@ async fn transport_away_and_back_again_in_order() {
     for n in 0..500 {
         store(&engine, streams[n % 20], &n.to_string(), true).await;
     }
-    eventually("it was tried", Duration::from_secs(20), async || *asked.lock().unwrap() >= 3).await;
+    eventually("it was tried", Duration::from_secs(60), async || *asked.lock().unwrap() >= 3).await;
     assert!(*asked.lock().unwrap() < 500, "one probe, not every message: {}", asked.lock().unwrap());
     away.store(false, Ordering::Relaxed);
     sink.wait_for(500).await;

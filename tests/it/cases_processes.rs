@@ -1,9 +1,10 @@
 //! Hard cases of real processes: killed and started again under the same name, stopped for longer than their lease,
-//! with a wrong clock.
+//! with a wrong clock, and coming and going all the time.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use corelane::partition::partition_of;
@@ -15,7 +16,7 @@ use crate::process_kit::{CasePlan, CaseProcess, Manner, assert_ordered, first_co
 use crate::store_kit::event;
 use crate::support::{TestSchema, eventually, schema};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 const PARTITIONS: i64 = 16;
 
 async fn holds_all(process: &CaseProcess) {
@@ -248,4 +249,126 @@ async fn watch(client: &Client, schema: &TestSchema, clock: &Path) {
     std::fs::write(clock, "-600").unwrap();
     eventually("two leases more have passed", PATIENCE, async || renewals().await >= begun + 12).await;
     assert_eq!(fences().await, before, "nobody has taken anything over in {}", schema.name);
+}
+
+/// Of each partition, its fence and its owner.
+async fn owners(client: &Client) -> HashMap<i32, (i64, Option<i32>)> {
+    let rows = client.query("select partition, fence, owner from wh_partition", &[]).await.unwrap();
+    rows.iter().map(|row| (row.get(0), (row.get(1), row.get(2)))).collect()
+}
+
+/// Stores 100 messages a second on these streams until told to stop; answers how many.
+fn store_steadily(process: &CaseProcess, streams: &[Uuid], stop: &AtomicBool) -> usize {
+    const AT_ONCE: usize = 5;
+    let mut stored = 0;
+    while !stop.load(Ordering::Acquire) {
+        let next = Instant::now() + Duration::from_millis(50);
+        let at = |n: usize| (streams[(stored + n) % streams.len()], "x");
+        process.store(&(0..AT_ONCE).map(at).collect::<Vec<_>>());
+        stored += AT_ONCE;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    stored
+}
+
+/// One publishes all the time; every half second three others come and two go.
+#[tokio::test(flavor = "multi_thread")]
+async fn churn_of_instances_keeps_the_order_and_copies_at_most_what_was_in_flight() {
+    const ROUNDS: usize = 5;
+    let schema = schema();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal");
+    let start = &|instance: &str| {
+        CaseProcess::start(&CasePlan {
+            schema: &schema,
+            instance,
+            journal: &path,
+            manner: Manner::Accept,
+            settings: &[("shards.count", "1")],
+            environment: &[],
+        })
+    };
+    let steady = start("steady");
+    holds_all(&steady).await;
+    let client = schema.client().await;
+    let before = owners(&client).await;
+    let streams: Vec<Uuid> = (0..50).map(|_| Uuid::now_v7()).collect();
+    let (streams, has_ended) = (&streams, &AtomicBool::new(false));
+    // On threads of their own: a process that starts, stops or stores is waited for.
+    let (stored, _steady, others) = tokio::task::block_in_place(|| {
+        std::thread::scope(|scope| {
+            let storing = scope.spawn(move || (store_steadily(&steady, streams, has_ended), steady));
+            let mut others: Vec<CaseProcess> = Vec::new();
+            for round in 0..ROUNDS {
+                let next = Instant::now() + Duration::from_millis(500);
+                let names = (0..3).map(|n| format!("other-{round}-{n}"));
+                let coming: Vec<_> = names.map(|name| scope.spawn(move || start(&name))).collect();
+                let going: Vec<CaseProcess> = others.drain(..others.len().min(2)).collect();
+                let going: Vec<_> = going.into_iter().map(|other| scope.spawn(move || other.stop())).collect();
+                others.extend(coming.into_iter().map(|other| other.join().unwrap()));
+                going.into_iter().for_each(|other| other.join().unwrap());
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            has_ended.store(true, Ordering::Release);
+            let (stored, steady) = storing.join().unwrap();
+            (stored, steady, others)
+        })
+    });
+    assert_eq!(others.len(), 3 * ROUNDS - 2 * (ROUNDS - 1));
+    eventually("all is published", PATIENCE, async || first_copies(&journal(&path)).len() == stored).await;
+    let lines = journal(&path);
+    assert_ordered(&lines);
+    let senders: std::collections::HashSet<&str> = lines.iter().map(|line| line.instance.as_str()).collect();
+    assert!(senders.len() > 2, "the work moves: {senders:?}");
+
+    // A lane has one message in flight at most: that may go out twice when its partition changes hands, which are two steps
+    // of its fence.
+    let after = owners(&client).await;
+    let changes = |partition: i32| (after[&partition].0 - before[&partition].0) / 2;
+    let in_flight: i64 = streams.iter().map(|stream| changes(partition_of(*stream, PARTITIONS as u32) as i32)).sum();
+    let copies = lines.len() - stored;
+    println!("{stored} messages, {copies} copies, {in_flight} times a stream changed hands");
+    assert!(copies as i64 <= in_flight, "{copies} copies, where streams have changed hands {in_flight} times");
+}
+
+/// Shares are as even as can be, with the fewest moves.
+#[tokio::test(flavor = "multi_thread")]
+async fn churn_from_four_instances_to_five_moves_at_most_a_fifth_of_the_partitions() {
+    const OF: i64 = 64;
+    let schema = schema();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal");
+    let start = &|instance: &str| {
+        CaseProcess::start(&CasePlan {
+            schema: &schema,
+            instance,
+            journal: &path,
+            manner: Manner::Accept,
+            settings: &[("shards.count", "1"), ("partitions.count", "64")],
+            environment: &[],
+        })
+    };
+    let mut members = vec![start("first")];
+    let others = tokio::task::block_in_place(|| {
+        std::thread::scope(|scope| {
+            let others = ["second", "third", "fourth"].map(|name| scope.spawn(move || start(name)));
+            others.into_iter().map(|other| other.join().unwrap()).collect::<Vec<_>>()
+        })
+    });
+    members.extend(others);
+    let client = schema.client().await;
+    let shares = async || -> Vec<i64> {
+        let held = "select count(*) from wh_partition where owner is not null group by owner order by count(*)";
+        client.query(held, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    };
+    eventually("four share", PATIENCE, async || shares().await == [OF / 4; 4]).await;
+    let before = owners(&client).await;
+    members.push(start("fifth"));
+    eventually("five share", PATIENCE, async || shares().await == [12, 13, 13, 13, 13]).await;
+    let after = owners(&client).await;
+    let moved = after.iter().filter(|(partition, of)| before[*partition].1 != of.1).count() as i64;
+    // Let go of and taken: two steps of a fence. One may have gone to and fro while views differed.
+    let changes: i64 = after.iter().map(|(partition, of)| (of.0 - before[partition].0) / 2).sum();
+    println!("{moved} of {OF} moved in {changes} changes");
+    assert!(moved <= OF / 5 + 1 && changes <= moved + 1, "{moved} of {OF} moved, in {changes} changes");
 }

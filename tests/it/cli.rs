@@ -34,8 +34,10 @@ async fn migrate_says_what_it_did_and_does_it_once() {
     let mut schema = support::schema();
     schema.name = format!("{} \"odd\"", schema.name);
     let run = |arguments: &[&str]| corelane(&schema.url, &schema.name, arguments);
-    let text = refused(&run(&["doctor"]));
-    assert!(text.contains("corelane migrate"), "{text}");
+    for look in ["doctor", "status"] {
+        let text = refused(&run(&[look]));
+        assert!(text.contains("corelane migrate"), "{look}: {text}");
+    }
     let text = said(&run(&["migrate", "--partitions", "8"]));
     assert!(text.contains("installed") && text.contains("8 partitions"), "{text}");
     let text = said(&run(&["migrate", "--partitions", "8"]));

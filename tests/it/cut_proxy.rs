@@ -1,10 +1,12 @@
-//! A unix socket between an engine and its server that cuts a connection at a statement of the test's choice.
+//! A unix socket between an engine and its server that cuts a connection at a statement of the test's choice, or
+//! swallows what a listening one is to hear.
 //!
 //! Invariants
 //! - What the client sends is forwarded by whole protocol messages, so it is known what the server has got.
 //! - Armed, it cuts once: before the message that holds the words (the server never sees it), or behind its statement
 //!   and before any byte of the answer (the server does it, the client does not learn so).
 //! - Kept away, it lets nobody in after that cut until the test says so.
+//! - What the server says is swallowed on connections that have begun to listen only, and without a sign of it.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,10 +26,26 @@ pub enum Where {
     After,
 }
 
+/// What a connection that listens does not get of what the server says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swallowed {
+    /// It gets everything.
+    Nothing,
+    /// Notifications.
+    Notifications,
+    /// Any packet.
+    Everything,
+}
+
+/// How a statement begins to listen.
+const LISTENS: &[u8] = b"listen_instance()";
+
 struct State {
     server: PathBuf,
+    swallowed: Mutex<Swallowed>,
     order: Mutex<Option<(Vec<u8>, Where)>>,
     cuts: AtomicU64,
+    statements: AtomicU64,
     away_after_cut: AtomicBool,
     away: AtomicBool,
 }
@@ -46,8 +64,10 @@ impl CutProxy {
         let listener = UnixListener::bind(directory.path().join(SOCKET)).unwrap();
         let state = Arc::new(State {
             server: cluster.socket_directory().join(SOCKET),
+            swallowed: Mutex::new(Swallowed::Nothing),
             order: Mutex::default(),
             cuts: AtomicU64::new(0),
+            statements: AtomicU64::new(0),
             away_after_cut: AtomicBool::new(false),
             away: AtomicBool::new(false),
         });
@@ -91,6 +111,16 @@ impl CutProxy {
         self.state.away.store(false, Ordering::Release);
     }
 
+    /// Swallows from here on.
+    pub fn swallow(&self, swallowed: Swallowed) {
+        *self.state.swallowed.lock().unwrap() = swallowed;
+    }
+
+    /// Statements that were sent to the server, on all connections: simple queries, and executions of prepared ones.
+    pub fn statements(&self) -> u64 {
+        self.state.statements.load(Ordering::Acquire)
+    }
+
     /// Cuts made.
     pub fn cuts(&self) -> u64 {
         self.state.cuts.load(Ordering::Acquire)
@@ -100,11 +130,12 @@ impl CutProxy {
 async fn forward(state: &State, client: UnixStream, server: UnixStream) {
     let (client_read, mut client_write) = client.into_split();
     let (mut server_read, server_write) = server.into_split();
+    let listens = AtomicBool::new(false);
     let behind = tokio::select! {
         biased;
         // It is asked first: once the last byte of a statement is out, no byte of its answer comes back.
-        behind = requests(state, client_read, server_write) => behind.unwrap_or(false),
-        _ = tokio::io::copy(&mut server_read, &mut client_write) => false,
+        behind = requests(state, &listens, client_read, server_write) => behind.unwrap_or(false),
+        _ = answers(state, &listens, &mut server_read, &mut client_write) => false,
     };
     drop(client_write);
     if behind {
@@ -114,13 +145,24 @@ async fn forward(state: &State, client: UnixStream, server: UnixStream) {
 }
 
 /// Forwards until the client's end or a cut; answers whether that was one behind a statement.
-async fn requests(state: &State, mut client: OwnedReadHalf, mut server: OwnedWriteHalf) -> std::io::Result<bool> {
+async fn requests(
+    state: &State,
+    listens: &AtomicBool,
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+) -> std::io::Result<bool> {
     let (mut buffer, mut started, mut cutting) = (Vec::new(), false, false);
     loop {
         let mut done = 0;
         while let Some((kind, length)) = next_message(&buffer[done..], started) {
+            if started && matches!(kind, b'Q' | b'E') {
+                state.statements.fetch_add(1, Ordering::AcqRel);
+            }
             started = true;
             let message = &buffer[done..done + length];
+            if message.windows(LISTENS.len()).any(|part| part == LISTENS) {
+                listens.store(true, Ordering::Release);
+            }
             let taken = take_order(state, message);
             if taken == Some(Where::Before) {
                 note_cut(state);
@@ -138,6 +180,35 @@ async fn requests(state: &State, mut client: OwnedReadHalf, mut server: OwnedWri
         buffer.drain(..done);
         if client.read_buf(&mut buffer).await? == 0 {
             return Ok(false);
+        }
+    }
+}
+
+/// Hands over what the server says, by whole messages, less what is swallowed.
+async fn answers(
+    state: &State,
+    listens: &AtomicBool,
+    server: &mut OwnedReadHalf,
+    client: &mut OwnedWriteHalf,
+) -> std::io::Result<()> {
+    let mut buffer = Vec::new();
+    loop {
+        let (mut done, mut kept) = (0, Vec::new());
+        while let Some((kind, length)) = next_message(&buffer[done..], true) {
+            let swallowed = match *state.swallowed.lock().unwrap() {
+                Swallowed::Nothing => false,
+                Swallowed::Notifications => kind == b'A',
+                Swallowed::Everything => true,
+            };
+            if !(swallowed && listens.load(Ordering::Acquire)) {
+                kept.extend_from_slice(&buffer[done..done + length]);
+            }
+            done += length;
+        }
+        client.write_all(&kept).await?;
+        buffer.drain(..done);
+        if server.read_buf(&mut buffer).await? == 0 {
+            return Ok(());
         }
     }
 }

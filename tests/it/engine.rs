@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use corelane::message::Enqueue;
+use corelane::transport::memory::Fault;
 use corelane::{Config, Engine, MemoryTransport, RawMessage, Wishes};
 use uuid::Uuid;
 
@@ -50,7 +51,7 @@ impl Sink {
 
     /// Waits for so many messages.
     pub async fn wait_for(&self, count: usize) {
-        eventually(&format!("{count} messages at the sink"), Duration::from_secs(20), || async { self.len() >= count })
+        eventually(&format!("{count} messages at the sink"), Duration::from_secs(60), || async { self.len() >= count })
             .await;
     }
 
@@ -87,7 +88,7 @@ pub fn config(schema: &TestSchema) -> Config {
 /// An engine with this sink.
 pub async fn start(schema: &TestSchema, transport: MemoryTransport) -> Engine {
     let engine = Engine::builder(config(schema)).transport(transport).migrate(true).start().await.expect("start");
-    eventually("partitions are held", Duration::from_secs(20), || async { engine.partitions_held() == 16 }).await;
+    eventually("partitions are held", Duration::from_secs(60), || async { engine.partitions_held() == 16 }).await;
     engine
 }
 
@@ -161,4 +162,43 @@ async fn a_unit_of_work_commits_whole_whatever_its_size() {
     engine.shutdown(Duration::from_secs(10)).await;
     sink.assert_ordered();
     assert_eq!(sink.len(), 5_000);
+}
+
+/// Neither the first message of a young engine nor one that only its announcement tells of is left behind by an end that
+/// says that nothing was.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orderly_end_leaves_nothing_that_was_acknowledged_or_announced() {
+    let message = |stream| RawMessage::event("test.closed", b"{}").stream(stream).to(&["a"]);
+    for enlists in [false, true] {
+        for _ in 0..5 {
+            let schema = schema();
+            let sink = Sink::default();
+            let engine = start(&schema, sink.transport()).await;
+            if enlists {
+                let mut client = schema.client().await;
+                let transaction = client.transaction().await.unwrap();
+                let push = engine.outbox().push(&message(Uuid::new_v4())).unwrap();
+                let enlisted = push.enlist(&transaction).await.unwrap();
+                transaction.commit().await.unwrap();
+                enlisted.announce();
+            } else {
+                engine.enqueue(&message(Uuid::new_v4())).await.unwrap();
+            }
+            let report = engine.shutdown(Duration::from_secs(10)).await;
+            assert!(report.drained && report.rows_left == 0, "{report:?}");
+            assert_eq!(sink.len(), 1, "enlists: {enlists}");
+        }
+    }
+}
+
+/// A destination that is away: the end uses its time, and says what it leaves.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_cannot_publish_says_so() {
+    let schema = schema();
+    let away = MemoryTransport::new(|_, _| {}).with_faults(|_, _| Fault::NotReady);
+    let engine = start(&schema, away).await;
+    engine.enqueue(&RawMessage::event("test.closed", b"{}").stream(Uuid::new_v4()).to(&["a"])).await.unwrap();
+    let report = engine.shutdown(Duration::from_millis(1_500)).await;
+    assert!(!report.drained && report.rows_left == 1, "{report:?}");
+    assert!(report.took >= Duration::from_millis(1_400), "{report:?}");
 }

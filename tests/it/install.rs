@@ -183,7 +183,7 @@ async fn a_lock_that_is_held_is_not_waited_for_without_end() {
     let (seen, left) = (Cell::new(false), Cell::new(false));
     let waiting_now =
         "select exists (select from pg_locks where not granted and relation = 'wh_schema_migration'::regclass)";
-    support::eventually("the migration lets go of its place", Duration::from_secs(20), || async {
+    support::eventually("the migration lets go of its place", Duration::from_secs(60), || async {
         let waits: bool = watcher.query_one(waiting_now, &[]).await.unwrap().get(0);
         left.set(left.get() || (seen.get() && !waits));
         seen.set(seen.get() || waits);

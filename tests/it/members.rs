@@ -92,7 +92,7 @@ async fn an_owner_whose_connection_ends_is_followed_or_proves_itself_alive_at_on
     client.execute("select pg_terminate_backend($1)", &[&pid]).await.unwrap();
     // It is followed and comes back as another incarnation, or has its lock again before that: its lease runs for two
     // minutes, so nothing waits for it.
-    eventually("it has a connection again, and they share", Duration::from_secs(20), || async {
+    eventually("it has a connection again, and they share", Duration::from_secs(60), || async {
         let now = client.query_opt(holder, &[]).await.unwrap();
         now.is_some_and(|now| now.get::<_, i32>(0) != pid && now.get::<_, i64>(1) >= number)
             && first.partitions_held() == PARTITIONS / 2
@@ -141,4 +141,71 @@ async fn another_service_does_not_share_the_partitions() {
     client.query(register, &[&false]).await.unwrap();
     holds("the owner has all", &owner, PARTITIONS).await;
     owner.shutdown(Duration::from_secs(10)).await;
+}
+
+/// A stop does not keep the partitions until the last call is answered: what waits for a stream that a transaction
+/// elsewhere holds is stored later, by one who owns nothing any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_stops_hands_over_at_once_and_stores_what_still_waits() {
+    let schema = schema();
+    let (sink, config) = (Sink::default(), patient(&schema));
+    let leaver = start(&config, &sink).await;
+    holds("the first has all", &leaver, PARTITIONS).await;
+    let stayer = start(&config, &sink).await;
+    holds("they share", &stayer, PARTITIONS / 2).await;
+    holds("they share", &leaver, PARTITIONS / 2).await;
+    let stored = store(&[&leaver, &stayer], 20).await;
+    sink.wait_for(stored).await;
+
+    let stream = Uuid::new_v4();
+    let client = schema.client().await;
+    client.batch_execute("begin").await.unwrap();
+    let call = "select * from store_outbox_messages(array[gen_random_uuid()], array[$1::uuid], array['test.counted'], \
+                array['{}'::bytea], array[true], array['somewhere'])";
+    client.execute(call, &[&stream]).await.unwrap();
+    let waits = leaver.clone();
+    let waiting = tokio::spawn(async move {
+        waits.enqueue(&RawMessage::event("test.counted", b"{}").stream(stream).to(&["somewhere"])).await
+    });
+    eventually("it waits for the stream", Duration::from_secs(10), || async {
+        leaver.shards().iter().any(|shard| shard.metrics.units_busy.get() > 0)
+    })
+    .await;
+    let leaving = tokio::spawn(async move { leaver.shutdown(Duration::from_secs(20)).await });
+    holds("the other has all, though the call still waits", &stayer, PARTITIONS).await;
+    assert!(!waiting.is_finished());
+    client.batch_execute("commit").await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().stream_seq, 2);
+    assert!(leaving.await.unwrap().drained);
+    sink.wait_for(stored + 2).await;
+    sink.assert_ordered();
+    assert_eq!(sink.len(), stored + 2, "no copy");
+    stayer.shutdown(Duration::from_secs(10)).await;
+}
+
+/// A worker that speaks SQL and calls no more counts as a member until its lease is over: nothing is left to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_stops_beside_a_silent_worker_publishes_what_is_its_own() {
+    let schema = schema();
+    let (sink, mut config) = (Sink::default(), patient(&schema));
+    for key in ["claim.poll_ms", "claim.poll_ms_max"] {
+        config.set(key, "60000").unwrap();
+    }
+    let leaver = start(&config, &sink).await;
+    holds("it has all", &leaver, PARTITIONS).await;
+    let client = schema.client().await;
+    let worker = "select * from process_work_batch(gen_random_uuid(), (select min(service_name) from wh_instance), 'worker', 1, p_lease_seconds => 600)";
+    client.query(worker, &[]).await.unwrap();
+    holds("they are to share", &leaver, PARTITIONS / 2).await;
+    let call = "select * from store_outbox_messages(array[gen_random_uuid()], array[$1::uuid], array['test.counted'], \
+                array['{}'::bytea], array[true], array['somewhere'])";
+    let held = leaver.held_partitions();
+    let mut stored = 0;
+    for stream in (0..200).map(|_| Uuid::new_v4()).filter(|stream| held.contains(&leaver.partition_of(*stream))) {
+        client.execute(call, &[&stream]).await.unwrap();
+        stored += 1;
+    }
+    let report = leaver.shutdown(Duration::from_secs(10)).await;
+    assert!(report.drained, "{report:?}");
+    assert_eq!(sink.len(), stored, "what it held is published, and not left to one that does not come");
 }

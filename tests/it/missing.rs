@@ -80,12 +80,12 @@ async fn an_event_deleted_while_its_stream_is_parked_is_dead_and_the_rest_is_dra
     let engine = start(&space.schema, transport).await;
     let kept =
         || async { client.query_one("select count(*) from wh_parked_reference", &[]).await.unwrap().get::<_, i64>(0) };
-    eventually("all three are kept beside the log", Duration::from_secs(20), || async { kept().await == 3 }).await;
+    eventually("all three are kept beside the log", Duration::from_secs(60), || async { kept().await == 3 }).await;
     delete_second(&client, stream).await;
     ill.store(false, std::sync::atomic::Ordering::SeqCst);
     sink.wait_for(2).await;
     let parked = || async { client.query_one("select count(*) from wh_parked", &[]).await.unwrap().get::<_, i64>(0) };
-    eventually("the lane is free again", Duration::from_secs(20), || async { parked().await == 0 }).await;
+    eventually("the lane is free again", Duration::from_secs(60), || async { parked().await == 0 }).await;
     engine.shutdown(Duration::from_secs(10)).await;
     assert_eq!((numbers(&sink, stream), kept().await), (vec![1, 3], 0));
     let dead = dead(&client, stream).await;
@@ -118,7 +118,7 @@ async fn a_destination_that_can_have_no_number_costs_its_own_references_only() {
         let sql = "select count(*) from wh_dead_letter where destination = $1 and message_id is not null";
         client.query_one(sql, &[&long]).await.unwrap().get::<_, i64>(0)
     };
-    eventually("both are dead letters", Duration::from_secs(20), || async { count().await == 2 }).await;
+    eventually("both are dead letters", Duration::from_secs(60), || async { count().await == 2 }).await;
     let report = engine.shutdown(Duration::from_secs(10)).await;
     assert!(report.drained, "{report:?}");
     assert_eq!((numbers(&sink, stream), numbers(&sink, other)), (vec![3], vec![1]));

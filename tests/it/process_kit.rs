@@ -11,17 +11,17 @@ use std::io::{BufRead, BufReader, Write};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corelane::transport::memory::Fault;
-use corelane::{Engine, MemoryTransport, RawMessage};
+use corelane::{Engine, Error, MemoryTransport, RawMessage};
 use uuid::Uuid;
 
 use crate::support::TestSchema;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Begins each line that is an answer: the test harness of the child writes to the same place.
 const ANSWER: &str = "case: ";
 
@@ -45,6 +45,17 @@ pub struct CasePlan<'a> {
     pub settings: &'a [(&'a str, &'a str)],
     /// Further environment of the process.
     pub environment: &'a [(&'a str, String)],
+}
+
+/// What became of a load.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Messages whose unit was acknowledged.
+    pub stored: usize,
+    /// Units that were not.
+    pub refused: usize,
+    /// Why the last of them was not.
+    pub words: String,
 }
 
 /// A running one.
@@ -114,6 +125,22 @@ impl CaseProcess {
         self.order(&format!("unit {}", messages.join(" ")));
     }
 
+    /// Begins to store a unit of one message a stream every 10 ms, until [`CaseProcess::end_load`].
+    pub fn begin_load(&self, streams: &[Uuid]) {
+        let streams: Vec<String> = streams.iter().map(Uuid::to_string).collect();
+        self.order(&format!("load {}", streams.join(" ")));
+    }
+
+    /// Ends it and waits for what is under way.
+    pub fn end_load(&self) -> Loaded {
+        self.order("end-load");
+        let answer = self.await_answer("loaded");
+        let mut words = answer.splitn(4, ' ').skip(1);
+        let mut next = || words.next().unwrap();
+        let (stored, refused) = (next().parse().unwrap(), next().parse().unwrap());
+        Loaded { stored, refused, words: next().to_owned() }
+    }
+
     /// Partitions that it holds, and its wall clock in seconds.
     pub fn status(&self) -> (usize, u64) {
         self.order("status");
@@ -121,6 +148,12 @@ impl CaseProcess {
         let mut words = answer.split(' ').skip(1);
         let mut next = || words.next().unwrap();
         (next().parse().unwrap(), next().parse().unwrap())
+    }
+
+    /// Ends it in good order, as far as that goes: what it could not publish is left to the others.
+    pub fn stop(self) {
+        self.order("stop");
+        self.await_answer("stopped");
     }
 
     /// Sends a signal.
@@ -220,6 +253,41 @@ fn transport(manner: &str) -> MemoryTransport {
     })
 }
 
+/// Units of one message a stream, a hundred a second, until it is told to stop.
+async fn load(engine: Engine, streams: Vec<Uuid>, stop: Arc<AtomicBool>) -> Loaded {
+    /// So many wait at most while the database lets nobody in.
+    const UNITS_MAX: usize = 500;
+    let (mut units, mut loaded) =
+        (tokio::task::JoinSet::new(), Loaded { stored: 0, refused: 0, words: "none".to_owned() });
+    let mut ticks = tokio::time::interval(Duration::from_millis(10));
+    loop {
+        let ends = stop.load(Ordering::Relaxed);
+        while ends || units.len() >= UNITS_MAX {
+            let Some(unit) = units.join_next().await else { return loaded };
+            note(&mut loaded, unit.unwrap());
+        }
+        while let Some(unit) = units.try_join_next() {
+            note(&mut loaded, unit.unwrap());
+        }
+        ticks.tick().await;
+        let (engine, streams) = (engine.clone(), streams.clone());
+        units.spawn(async move {
+            let mut unit = engine.unit_of_work();
+            for stream in streams {
+                unit.push(&RawMessage::event("test.load", b"load").stream(stream).to(&["sink"]))?;
+            }
+            unit.commit().await.map(|receipts| receipts.len())
+        });
+    }
+}
+
+fn note(loaded: &mut Loaded, unit: Result<usize, Error>) {
+    match unit {
+        Ok(count) => loaded.stored += count,
+        Err(error) => (loaded.refused, loaded.words) = (loaded.refused + 1, error.to_string().replace('\n', " ")),
+    }
+}
+
 /// The child's whole life. Without its environment it has nothing to do.
 #[test]
 #[ignore = "the process of other tests"]
@@ -239,6 +307,7 @@ fn engine_of_a_case() {
     let transport = transport(&setting("CASE_MANNER"));
     let engine = runtime.block_on(Engine::builder(config).transport(transport).migrate(true).start()).expect("start");
     println!("\n{ANSWER}started");
+    let mut loading = None;
     for order in std::io::stdin().lines().map_while(Result::ok) {
         match order.split_once(' ') {
             Some(("unit", messages)) => {
@@ -251,6 +320,22 @@ fn engine_of_a_case() {
                 // One that is killed or declared dead meanwhile may answer an error: the journal tells.
                 let stored = runtime.block_on(unit.commit()).is_ok();
                 println!("\n{ANSWER}stored {stored}");
+            }
+            None if order == "stop" => {
+                let report = runtime.block_on(engine.shutdown(PATIENCE));
+                println!("\n{ANSWER}stopped {}", report.drained);
+                return;
+            }
+            Some(("load", streams)) => {
+                let streams = streams.split(' ').map(|stream| stream.parse().unwrap()).collect();
+                let stop = Arc::new(AtomicBool::new(false));
+                loading = Some((stop.clone(), runtime.spawn(load(engine.clone(), streams, stop))));
+            }
+            None if order == "end-load" => {
+                let (stop, load) = loading.take().expect("it has begun");
+                stop.store(true, Ordering::Relaxed);
+                let loaded = runtime.block_on(load).unwrap();
+                println!("\n{ANSWER}loaded {} {} {}", loaded.stored, loaded.refused, loaded.words);
             }
             _ => {
                 let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();

@@ -52,6 +52,12 @@ fn restored(space: &Space, server: &PrivatePostgres, database: &str) -> Space {
     Space { schema, name: space.name.clone() }
 }
 
+/// The space as it is after a dump of it was restored on another server.
+pub fn moved(from: &PrivatePostgres, space: &Space, to: &PrivatePostgres) -> Space {
+    copy(from, &space.schema.name, to, "postgres");
+    restored(space, to, "postgres")
+}
+
 struct Story {
     published: Uuid,
     waiting: Uuid,

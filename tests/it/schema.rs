@@ -104,7 +104,7 @@ async fn two_schemas_of_one_database_do_not_notice_each_other() {
     client.batch_execute("update wh_segment set switched_at = switched_at - interval '61 s'").await.unwrap();
     assert!(owner.coordination.perform_maintenance(owner.incarnation, 10_000).await.unwrap().rotated);
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
-    let classes = "select array_agg(wh_lock_class(k) order by k) from generate_series(1, 7) k";
+    let classes = "select array_agg(wh_lock_class(k) order by k) from generate_series(0, 7) k";
     let ours: Vec<i32> = client.query_one(classes, &[]).await.unwrap().get(0);
     let theirs: Vec<i32> = transaction.query_one(classes, &[]).await.unwrap().get(0);
     assert!(ours.iter().all(|class| !theirs.contains(class)), "{ours:?} {theirs:?}");
@@ -159,6 +159,16 @@ async fn a_role_with_exactly_the_listed_privileges_can_do_an_engines_work() {
     assert_eq!(truncated, 1);
     owner.store.load(owner.incarnation, &owner.held()).await.unwrap();
     owner.coordination.deregister_instance(owner.incarnation).await.unwrap();
+
+    let feed: Vec<bool> = client
+        .query("select place is null from read_feed(begin_feed(null), p_prove_ms => 0)", &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert_eq!(feed, [false], "a place, and no event yet");
+    assert_eq!(client.query("select payload from wh_event_json", &[]).await.unwrap().len(), 2);
 
     // And nothing else.
     for forbidden in [

@@ -413,7 +413,14 @@ async fn two_incarnations_flush_at_once_without_waiting() {
             assert!(reply.is_ok(), "{reply:?}");
         }
     }
-    let dead =
-        Member { incarnation: second.incarnation, counter: 0, expired: false, connected: false, owns: true, held: 0 };
+    let dead = Member {
+        incarnation: second.incarnation,
+        counter: 0,
+        expired: false,
+        connected: false,
+        direct: true,
+        owns: true,
+        held: 0,
+    };
     assert!(!first.coordination.mark_dead(dead, true).await.unwrap(), "its session lock is held");
 }

@@ -14,11 +14,11 @@ use corelane::seam::store::{
     ClaimReply, ClaimRequest, Coordination, NO_STREAM, Origin, ReadPosition, Registration, Store, StoreError,
     StoreReply, StoreRequest, Stored, Taken,
 };
-use corelane::store::connect::{Connect, Connecting};
+use corelane::store::connect::{Connect, Connecting, OnNotification};
 use corelane::store::install;
 use corelane::store::postgres::{PostgresCoordination, PostgresStore};
 use corelane::store::schema_name::SchemaName;
-use tokio_postgres::NoTls;
+use tokio_postgres::{AsyncMessage, NoTls};
 use uuid::Uuid;
 
 use crate::support::{TestSchema, schema};
@@ -42,6 +42,29 @@ impl Connect for Dial {
         Box::pin(async move {
             let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
             tokio::spawn(connection);
+            Ok(client)
+        })
+    }
+}
+
+/// As [`Dial`]; what its connections hear is handed over.
+pub struct HearingDial {
+    pub url: String,
+    pub hear: OnNotification,
+}
+
+impl Connect for HearingDial {
+    fn connect(&self) -> Connecting<'_> {
+        let (url, hear) = (self.url.clone(), self.hear.clone());
+        Box::pin(async move {
+            let (client, mut connection) = tokio_postgres::connect(&url, NoTls).await?;
+            tokio::task::spawn_local(async move {
+                while let Some(Ok(said)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+                    if let AsyncMessage::Notification(said) = said {
+                        hear(Some(said.payload()));
+                    }
+                }
+            });
             Ok(client)
         })
     }
@@ -247,14 +270,14 @@ impl Owner {
     pub async fn store(&mut self, messages: &[Message]) -> Stored {
         match self.try_store(messages).await.unwrap() {
             StoreReply::Stored(stored) => stored,
-            StoreReply::Busy { stream_id } => panic!("busy: {stream_id:?}"),
+            not_stored => panic!("{not_stored:?}"),
         }
     }
 
     pub async fn busy(&mut self, messages: &[Message]) -> Vec<Uuid> {
         match self.try_store(messages).await.unwrap() {
-            StoreReply::Stored(stored) => panic!("stored: {stored:?}"),
             StoreReply::Busy { stream_id } => stream_id,
+            not_busy => panic!("{not_busy:?}"),
         }
     }
 

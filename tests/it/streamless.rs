@@ -190,7 +190,7 @@ async fn what_version_1_stored_without_stream_is_kept_and_published_with_its_bod
     let engine = start(&space.schema, transport).await;
     let kept = "select count(*) from wh_parked_reference where payload is not null";
     let kept = || async { client.query_one(kept, &[]).await.unwrap().get::<_, i64>(0) };
-    eventually("it is kept beside the log", Duration::from_secs(20), || async { kept().await == 1 }).await;
+    eventually("it is kept beside the log", Duration::from_secs(60), || async { kept().await == 1 }).await;
     ill.store(false, Ordering::SeqCst);
     sink.wait_for(1).await;
     engine.shutdown(Duration::from_secs(10)).await;

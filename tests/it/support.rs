@@ -108,8 +108,12 @@ pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Waits until the condition holds, at most so long.
+/// How long what has to come is waited for at least: a machine that is slow, or whose disk stands still, is no failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until the condition holds, at most so long, or a minute.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, within: Duration, mut condition: impl FnMut() -> F) {
+    let within = within.max(PATIENCE);
     let deadline = Instant::now() + within;
     while !condition().await {
         assert!(Instant::now() < deadline, "not within {within:?}: {what}");

@@ -41,7 +41,7 @@ pub async fn described(client: &Client, name: &SchemaName, text: &str) -> String
 async fn the_statements_of_this_version_are_the_golden_ones() {
     let space = Space::new().await;
     let client = space.schema.client().await;
-    let own = statements(&space.name).into_iter().map(|text| text.replace(space.name.quoted(), "@schema@"));
+    let own = statements(&space.name).into_iter().map(|(text, _)| text.replace(space.name.quoted(), "@schema@"));
     let mut all = Vec::new();
     for text in own.chain(OTHERS.map(str::to_owned)) {
         all.push(described(&client, &space.name, &text).await);
@@ -55,6 +55,16 @@ async fn the_statements_of_this_version_are_the_golden_ones() {
         assert_eq!(is, should, "{path}: once a version is released, another signature belongs to the next one");
     }
     assert_eq!(all.len(), golden.len(), "{path}: CORELANE_UPDATE_GOLDEN=1 writes it anew");
+}
+
+/// Behind a pooler they are sent with these types and without a name.
+#[tokio::test]
+async fn the_types_that_statements_are_sent_with_are_those_that_the_server_finds() {
+    let space = Space::new().await;
+    let client = space.schema.client().await;
+    for (text, takes) in statements(&space.name) {
+        assert_eq!(client.prepare(&text).await.unwrap().params(), takes, "{text}");
+    }
 }
 
 #[tokio::test]
@@ -204,7 +214,7 @@ async fn stands_down(function: &str) {
     for word in [format!("version {newer}"), format!("version {SCHEMA_VERSION}"), "update the program".to_owned()] {
         assert!(error.contains(&word), "{function}: {error}");
     }
-    eventually("it holds nothing any more", Duration::from_secs(20), || async { engine.partitions_held() == 0 }).await;
+    eventually("it holds nothing any more", Duration::from_secs(60), || async { engine.partitions_held() == 0 }).await;
     let retries = || engine.shards().iter().map(|shard| shard.metrics.flush_retries.get()).sum::<u64>();
     let before = retries();
     let report = engine.shutdown(Duration::from_secs(10)).await;
@@ -224,7 +234,7 @@ async fn stands_down(function: &str) {
         ids.dedup();
         ids.len()
     };
-    eventually(&format!("{function}: all {accepted} came"), Duration::from_secs(20), || async {
+    eventually(&format!("{function}: all {accepted} came"), Duration::from_secs(60), || async {
         distinct() == accepted
     })
     .await;

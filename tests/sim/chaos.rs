@@ -199,6 +199,7 @@ impl<F: Fn() -> Process> Chaos<F> {
     /// No further fault; at least one process runs.
     pub async fn quiet(&mut self) {
         self.model.set_cut_per_mille(0);
+        self.model.end_late_views();
         self.broker.away.borrow_mut().clear();
         if self.processes.is_empty() {
             self.processes.push((self.start)());

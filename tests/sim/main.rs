@@ -18,4 +18,5 @@ mod publisher;
 mod scenario;
 mod seeds;
 mod sink;
+mod views_late;
 mod writers;

@@ -32,6 +32,7 @@ fn scenario(seed: u64, mutant: Mutant) -> Scenario {
         scheduled_per_mille: 0,
         maintenance_ms: 60_000,
         rotate_rows: 10,
+        view_us_max: 0,
         manners: Manners::default(),
         faults: Faults::default(),
     };
@@ -45,6 +46,8 @@ fn scenario(seed: u64, mutant: Mutant) -> Scenario {
         Mutant::CursorKeptOverCrash => {
             Scenario { strangers: 4, pause_us: 8_000, faults: Faults { crash: 1, ..Faults::default() }, ..calm }
         }
+        // Others append meanwhile, so that remembered versions are old.
+        Mutant::ExpectationUnchecked => Scenario { strangers: 4, streams: 2, ..calm },
         Mutant::AdmissionWithoutPredecessor => Scenario { strangers: 4, streams: 2, ..calm },
         Mutant::XidOnlyTruncation => Scenario {
             strangers: 8,
@@ -82,6 +85,12 @@ fn scenario(seed: u64, mutant: Mutant) -> Scenario {
             faults: Faults { leave: 10, add: 10, ..Faults::default() },
             ..calm
         },
+        // A transport that is slow, so that runs are under way when their partitions leave.
+        Mutant::HandedOverUnasked => {
+            Scenario { manners: Manners { slow: 400, ..Manners::default() }, ..crate::views_late::scenario(seed) }
+        }
+        // Messages that die, and an operator who gives them back.
+        Mutant::OwnersNotTold => Scenario { manners: Manners { permanent: 60, ..Manners::default() }, ..calm },
         // A destination that is away now and then, while others go on writing.
         Mutant::ClaimWithoutBound => Scenario {
             shards: 1,
@@ -184,4 +193,19 @@ fn a_claim_without_bound_goes_red() {
 #[test]
 fn open_messages_handed_over_as_resolved_go_red() {
     check(Mutant::OpenHandedOver, &["P2", "P3"]);
+}
+
+#[test]
+fn a_partition_handed_over_before_its_shard_let_go_goes_red() {
+    check(Mutant::HandedOverUnasked, &["P2: partition"]);
+}
+
+#[test]
+fn what_is_given_back_without_a_word_to_the_owner_goes_red() {
+    check(Mutant::OwnersNotTold, &["P3"]);
+}
+
+#[test]
+fn an_expectation_that_is_not_compared_goes_red() {
+    check(Mutant::ExpectationUnchecked, &["P5"]);
 }

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use corelane::batch::Pool;
 use corelane::metrics::ShardMetrics;
 use corelane::plan::lease::LeaseTimes;
+use corelane::plan::listener::TestTimes;
 use corelane::runtime::budget::Budget;
 use corelane::runtime::ring::{Ring, RingSender};
 use corelane::runtime::sim::SimRuntime;
 use corelane::seam::runtime::Runtime;
 use corelane::seam::transport::TransportLimits;
+use corelane::shard::listen::Listener;
 use corelane::shard::tend::{Keeper, Stop};
+use corelane::shard::upkeep::Sentinel;
 use corelane::shard::{Arrival, Control, LeaseCell, OthersBell, ShardParts, ShardReport, ShardSettings, run};
 use corelane::store::model::Model;
 
@@ -82,7 +85,7 @@ impl Process {
                 lease: lease.clone(),
                 others: others.clone(),
                 metrics,
-                pool: Arc::new(Pool::new(64, 1 << 20)),
+                pool: Arc::new(Pool::new(64, 1 << 20, 64 << 20)),
                 settings: ShardSettings { shard, ..plan.settings.clone() },
             };
             let reports = reports.clone();
@@ -107,6 +110,8 @@ impl Process {
             owns: true,
             lease,
             others,
+            listener: Arc::new(Listener::new(TestTimes { interval_ms: 2_000, limit_ms: 200 })),
+            sentinel: Sentinel::default(),
             tell: move |shard: u16, control: Control| {
                 if let Control::Partitions { incarnation: of, held, .. } = &control {
                     incarnation.set(of.number);

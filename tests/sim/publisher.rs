@@ -173,6 +173,7 @@ impl Publisher for SimPublisher {
                     run.outcomes.clear();
                 }
             }
+            sink.run_ends(&sent);
             run
         }
     }

@@ -11,7 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use corelane::batch::DestinationId;
+use corelane::plan::cadence::Intervals;
 use corelane::plan::lease::LeaseTimes;
+use corelane::plan::pause::BreakerRules;
+use corelane::plan::retry::OnDeath;
 use corelane::runtime::sim::{Failure, SimRuntime};
 use corelane::seam::runtime::Runtime;
 use corelane::seam::store::Coordination;
@@ -53,6 +56,9 @@ pub struct Scenario {
     pub scheduled_per_mille: u64,
     pub maintenance_ms: u64,
     pub rotate_rows: usize,
+    /// Longest time until an instance knows what it asked of the members; 0: at once. Then nobody's connection may end
+    /// but in good order: nobody is followed early, and a partition has one fence at every instant.
+    pub view_us_max: u64,
     pub manners: Manners,
     pub faults: Faults,
 }
@@ -65,6 +71,9 @@ pub struct Account {
     pub copies: u64,
     /// Steps of all partitions' fences.
     pub fences: i64,
+    /// Appends with an expected version that were stored, and that were refused for it.
+    pub appends: u64,
+    pub conflicts: u64,
 }
 
 impl Scenario {
@@ -98,9 +107,28 @@ impl Scenario {
             scheduled_per_mille: if below(3) == 0 { 100 } else { 0 },
             maintenance_ms: 20 + below(500),
             rotate_rows: 1 + below(40) as usize,
+            view_us_max: 0,
             manners,
             faults,
         }
+    }
+
+    /// Not drawn: what was drawn for a seed before there were operators stays, as do all draws of those that are kept.
+    fn is_kept(&self) -> bool {
+        (100_000..130_000).contains(&self.seed)
+    }
+
+    fn breaks(&self) -> bool {
+        self.seed.is_multiple_of(2) && !self.is_kept()
+    }
+
+    /// Streams are held behind their dead until an operator comes.
+    fn holds(&self) -> bool {
+        self.seed % 3 == 1 && !self.is_kept()
+    }
+
+    fn has_operator(&self) -> bool {
+        !self.seed.is_multiple_of(3) && !self.is_kept()
     }
 
     fn plan(&self) -> ProcessPlan {
@@ -113,8 +141,7 @@ impl Scenario {
             flush_age_us_max: 200,
             claim_rows_max: self.claim_rows_max,
             claim_streams_max: self.claim_rows_max.div_ceil(2),
-            claim_poll_ms: 50,
-            claim_poll_ms_max: 400,
+            claim_intervals: Intervals { base_ms: 50, relaxed_ms: 200, max_ms: 400 },
             lane_rows_max: self.lane_rows_max,
             // Now and then fewer than there are: they are shed.
             lane_streams_max: if self.seed % 4 == 3 { 3 } else { 1_000 },
@@ -125,6 +152,9 @@ impl Scenario {
             retry_attempts_max: 4,
             // Drawn from the thread's randomness, which no seed replays.
             retry_jitter_percent: 0,
+            on_death: OnDeath { hold: self.holds(), of: Vec::new() },
+            // In half of the runs; short, as the tries are.
+            breaker: BreakerRules { failures_max: if self.breaks() { 5 } else { 0 }, base_ms: 60, cap_ms: 400 },
             cursor_interval_ms: 50,
             call_timeout_ms: 3_000,
         };
@@ -150,6 +180,7 @@ impl Scenario {
             events_per_mille: 500,
             streamless_per_mille: 100,
             scheduled_per_mille: self.scheduled_per_mille,
+            expected_per_mille: 300,
         }
     }
 }
@@ -178,11 +209,15 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
             rotate_rows: scenario.rotate_rows,
             rotate_ms: 1_000,
             cut_per_mille: scenario.faults.cut_per_mille,
+            view_us_max: scenario.view_us_max,
             ..ModelSettings::default()
         },
     );
     let plan = scenario.plan();
     let sink = Sink::new(&runtime, &model, plan.times.ttl_ms());
+    if scenario.view_us_max > 0 {
+        sink.allow_one_fence_at_once();
+    }
     let broker = Broker {
         runtime: runtime.new_process(),
         sink: sink.clone(),
@@ -203,7 +238,7 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
         move || {
             let process = Process::start(&runtime, &model, &broker, &plan);
             for _ in 0..2 {
-                spawn_caller(&process, &subjects, &ids, &told, pace.clone());
+                spawn_caller(&process, &model, &subjects, &ids, &told, pace.clone());
             }
             process
         }
@@ -212,6 +247,12 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
         spawn_stranger(&runtime, &model, &subjects, &ids, pace.clone(), scenario.hold_us);
     }
     spawn_maintenance(&runtime, &model, scenario.maintenance_ms);
+    if scenario.has_operator() {
+        if scenario.holds() {
+            sink.hold();
+        }
+        spawn_operator(&runtime, &model, &sink);
+    }
     let mut chaos = Chaos::new(&runtime, &model, &broker, &sink, scenario.faults, start);
     chaos.start_processes(scenario.processes).await;
     let end = runtime.now().plus_ms(scenario.run_ms);
@@ -244,7 +285,8 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
         runtime.fail(format!("{} transactions were ended by a deadlock", model.deadlocks()));
     }
     let (copies, accepted) = sink.counts();
-    Account { committed: model.history().len(), accepted, copies, fences: model.fences() }
+    let Told { appends, conflicts, .. } = *told.borrow();
+    Account { committed: model.history().len(), accepted, copies, fences: model.fences(), appends, conflicts }
 }
 
 fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {
@@ -259,6 +301,26 @@ fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {
             {
                 clock.trace(|| format!("maintenance: {done:?}"));
             }
+        }
+    });
+}
+
+/// Gives dead letters back now and then, some of them again and again, and discards a few.
+fn spawn_operator(runtime: &SimRuntime, model: &Model, sink: &Sink) {
+    let clock = runtime.new_process();
+    let (model, sink) = (model.clone(), sink.clone());
+    clock.clone().spawn(async move {
+        loop {
+            clock.dawdle(400_000).await;
+            let discards = clock.per_mille(200);
+            let mut keys = model.dead_letters();
+            keys.retain(|_| clock.per_mille(400));
+            if keys.is_empty() {
+                continue;
+            }
+            sink.given_back(&keys);
+            let done = model.decide_dead_letters(&keys, discards).await;
+            clock.trace(|| format!("operator: {} dead letters, discards {discards}: {done:?}", keys.len()));
         }
     });
 }

@@ -26,6 +26,7 @@ pub struct Subjects {
     pub events_per_mille: u64,
     pub streamless_per_mille: u64,
     pub scheduled_per_mille: u64,
+    pub expected_per_mille: u64,
 }
 
 /// What callers were told.
@@ -38,6 +39,25 @@ pub struct Told {
     pub scheduled: Vec<Uuid>,
     /// "Stored, but with which numbers is not known."
     pub unnumbered: Vec<Uuid>,
+    /// Appends that were refused because of their stream's version.
+    pub conflicts: u64,
+    /// Appends with an expected version that were stored.
+    pub appends: u64,
+    /// Versions that streams have, by what the model has committed.
+    versions: BTreeMap<Uuid, i64>,
+    known: usize,
+}
+
+impl Told {
+    /// The version that the stream has now.
+    fn version(&mut self, model: &Model, stream: Uuid) -> i64 {
+        for of in model.history_after(self.known) {
+            self.known += 1;
+            let version = self.versions.entry(of.lane_id).or_default();
+            *version = (*version).max(of.version);
+        }
+        self.versions.get(&stream).copied().unwrap_or(0)
+    }
 }
 
 /// Makes message ids, counting up.
@@ -70,7 +90,8 @@ impl Subjects {
     }
 
     /// A batch of one to a few units, for the shard that is to store it.
-    fn batch(&self, runtime: &SimRuntime, ids: &Ids, shards: u32) -> (usize, Rows) {
+    fn batch(&self, runtime: &SimRuntime, ids: &Ids, shards: u32, version: &dyn Fn(Uuid) -> i64) -> (usize, Rows) {
+        let mut unit = BTreeMap::new();
         let mut rows = Rows::default();
         let mut shard = None;
         for _ in 0..=runtime.below(self.rows_max) {
@@ -98,8 +119,18 @@ impl Subjects {
                 due_unix_us: if scheduled { (runtime.now().0 + runtime.below(2_000_000)) as i64 } else { 0 },
             };
             rows.push(&row, &message.destinations);
+            if let Some(stream) = message.stream_id.filter(|_| message.is_event) {
+                // The first of a unit says it: what there is now, or one more or less.
+                let before = unit.entry(stream).or_insert(0);
+                if *before == 0 && runtime.per_mille(self.expected_per_mille) {
+                    let wrong = if runtime.per_mille(300) { runtime.below(3) as i64 - 1 } else { 0 };
+                    rows.expect_version((version(stream) + wrong).max(0));
+                }
+                *before += 1;
+            }
             if runtime.per_mille(500) {
                 rows.end_unit();
+                unit.clear();
             }
         }
         rows.end_unit();
@@ -108,7 +139,15 @@ impl Subjects {
 }
 
 /// Callers of one process: they push batches and note what they are told. They die with their process.
-pub fn spawn_caller(process: &Process, subjects: &Subjects, ids: &Ids, told: &Rc<RefCell<Told>>, pace: Pace) {
+pub fn spawn_caller(
+    process: &Process,
+    model: &Model,
+    subjects: &Subjects,
+    ids: &Ids,
+    told: &Rc<RefCell<Told>>,
+    pace: Pace,
+) {
+    let model = model.clone();
     let runtime = process.runtime.clone();
     let (rings, budgets) = (process.rings.clone(), process.budgets.clone());
     let (subjects, ids, told) = (subjects.clone(), ids.clone(), told.clone());
@@ -116,7 +155,9 @@ pub fn spawn_caller(process: &Process, subjects: &Subjects, ids: &Ids, told: &Rc
         let mut answers = Vec::new();
         while pace.open.get() && pace.left.get() > 0 {
             runtime.dawdle(pace.pause_us).await;
-            let (shard, rows) = subjects.batch(&runtime, &ids, rings.len() as u32);
+            let version = |stream| told.borrow_mut().version(&model, stream);
+            let (shard, rows) = subjects.batch(&runtime, &ids, rings.len() as u32, &version);
+            let before: Vec<i64> = rows.expected_row.iter().map(|row| version(rows.lane_id[*row as usize])).collect();
             let count = rows.len();
             pace.left.set(pace.left.get().saturating_sub(count as u64));
             if !budgets[shard].try_acquire(count, pace.budget_rows) {
@@ -128,16 +169,16 @@ pub fn spawn_caller(process: &Process, subjects: &Subjects, ids: &Ids, told: &Rc
                 budgets[shard].release(count);
                 continue;
             }
-            answers.push(hears);
+            answers.push((hears, before));
             // Some callers wait for their answer, others have several batches under way.
             if runtime.per_mille(500) {
-                for hears in answers.drain(..) {
-                    note(hears.await, &told);
+                for (hears, before) in answers.drain(..) {
+                    note(&runtime, &model, hears.await, &before, &told);
                 }
             }
         }
-        for hears in answers {
-            note(hears.await, &told);
+        for (hears, before) in answers {
+            note(&runtime, &model, hears.await, &before, &told);
         }
     });
 }
@@ -151,7 +192,10 @@ pub struct Pace {
     pub open: Rc<Cell<bool>>,
 }
 
-fn note(answer: Result<corelane::shard::SubmissionReply, futures_channel::oneshot::Canceled>, told: &RefCell<Told>) {
+type Answer = Result<corelane::shard::SubmissionReply, futures_channel::oneshot::Canceled>;
+
+/// `before`: the version that each stream had of which one was expected, when the batch was handed over.
+fn note(runtime: &SimRuntime, model: &Model, answer: Answer, before: &[i64], told: &RefCell<Told>) {
     let Ok(answer) = answer else { return };
     let mut told = told.borrow_mut();
     let refused: BTreeMap<u32, &Error> = answer.refused.iter().map(|(unit, error)| (*unit, error)).collect();
@@ -159,6 +203,24 @@ fn note(answer: Result<corelane::shard::SubmissionReply, futures_channel::onesho
     for (unit, end) in answer.rows.unit_end.iter().enumerate() {
         for row in start..*end as usize {
             let message_id = answer.rows.message_id[row];
+            if let Some(expected) = answer.rows.expected(row) {
+                let (stream, version) = (answer.rows.lane_id[row], answer.rows.version[row]);
+                match refused.get(&(unit as u32)) {
+                    None if version != expected + 1 => {
+                        runtime.fail(format!("P5: {stream} at {expected} was expected, {version} was appended"));
+                    }
+                    None => told.appends += 1,
+                    Some(Error::VersionConflict { stream_id, found, .. }) if *stream_id == stream => {
+                        told.conflicts += 1;
+                        let at = answer.rows.expected_row.partition_point(|of| (*of as usize) < row);
+                        let now = told.version(model, stream);
+                        if *found == expected || (before[at] == expected && now == expected) {
+                            runtime.fail(format!("P5: {stream} at {expected} was refused as {found}, and is at {now}"));
+                        }
+                    }
+                    Some(_) => {}
+                }
+            }
             match refused.get(&(unit as u32)) {
                 Some(Error::OutcomeUnknown { .. }) => {}
                 Some(Error::StoredUnnumbered { .. }) => told.unnumbered.push(message_id),

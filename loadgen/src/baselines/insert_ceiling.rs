@@ -38,10 +38,7 @@ enum Way {
 /// # Errors
 /// Of the server.
 pub async fn measure(target: &Target, scenario: &Scenario, shards: usize) -> Result<Figures> {
-    let schema = target.fresh_schema().await?;
-    let outcome = in_schema(target, scenario, shards, &schema).await;
-    target.drop_schema(&schema).await?;
-    outcome
+    target.in_fresh_schema(async |schema| in_schema(target, scenario, shards, schema).await).await
 }
 
 async fn in_schema(target: &Target, scenario: &Scenario, shards: usize, schema: &str) -> Result<Figures> {

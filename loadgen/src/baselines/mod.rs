@@ -6,6 +6,8 @@
 use crate::scenario::Scenario;
 use crate::target::quoted;
 
+pub mod appends;
+pub mod dedup;
 pub mod insert_ceiling;
 pub mod seed_cycle;
 

@@ -41,13 +41,9 @@ const PARTITIONS: i32 = 10_000;
 /// # Errors
 /// Of the server.
 pub async fn measure(target: &Target, scenario: &Scenario, shards: usize) -> Result<Figures> {
-    let schema = target.fresh_schema().await?;
     let connections = Connections::like_engine(shards, scenario);
-    let outcome = in_schema(target, scenario, connections, &schema).await;
-    target.drop_schema(&schema).await?;
-    let mut figures = outcome?;
-    figures.shards = shards;
-    Ok(figures)
+    let figures = target.in_fresh_schema(async |schema| in_schema(target, scenario, connections, schema).await).await?;
+    Ok(Figures { shards, ..figures })
 }
 
 async fn in_schema(target: &Target, scenario: &Scenario, connections: Connections, schema: &str) -> Result<Figures> {

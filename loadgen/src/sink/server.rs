@@ -13,6 +13,9 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::frames::{Answer, Mode, Request, SinkMessage, receive, send};
 use super::journal::Journal;
+use crate::broker::frames::{Order, Whole};
+use crate::broker::queue::LOCK_MS;
+use crate::broker::server::Broker;
 use crate::failure::{Failure, Result};
 
 /// Options of the sink's process.
@@ -24,6 +27,12 @@ pub struct SinkArgs {
     /// Where to write.
     #[arg(long)]
     pub journal: PathBuf,
+    /// Be a broker as well: where its queues are written.
+    #[arg(long)]
+    pub queues: Option<PathBuf>,
+    /// How long a broker's locks last, in milliseconds.
+    #[arg(long, default_value_t = LOCK_MS)]
+    pub lock_ms: u64,
 }
 
 #[derive(Debug)]
@@ -42,6 +51,7 @@ const LATE: Duration = Duration::from_millis(300);
 /// Where it cannot listen or open its journal.
 pub async fn run(args: SinkArgs) -> Result<()> {
     let journal = Journal::open(&args.journal)?;
+    let broker = args.queues.as_deref().map(|path| Broker::open(path, args.lock_ms)).transpose()?.map(Arc::new);
     let sink = Arc::new(Mutex::new(Sink { journal, mode: Mode::Accept, mode_until: Instant::now() }));
     // A sink that was killed leaves its socket behind.
     let _ = std::fs::remove_file(&args.socket);
@@ -49,27 +59,53 @@ pub async fn run(args: SinkArgs) -> Result<()> {
     let listener = UnixListener::bind(&args.socket).map_err(Failure::io(what))?;
     loop {
         let (socket, _) = listener.accept().await.map_err(Failure::io("accepting"))?;
-        let sink = sink.clone();
+        let (sink, broker) = (sink.clone(), broker.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve(socket, &sink).await {
+            let mut client = None;
+            let served = serve(socket, &sink, broker.as_deref(), &mut client);
+            let ended = match &broker {
+                None => served.await,
+                Some(broker) => tokio::select! {
+                    ended = served => ended,
+                    () = broker.hung_up() => Err(std::io::Error::other("hung up")),
+                },
+            };
+            if let Some((broker, client)) = broker.zip(client) {
+                broker.disconnect(client);
+            }
+            if let Err(error) = ended {
                 tracing::debug!(%error, "a client of the sink went away");
             }
         });
     }
 }
 
-async fn serve(mut socket: UnixStream, sink: &Mutex<Sink>) -> std::io::Result<()> {
+async fn serve(
+    mut socket: UnixStream,
+    sink: &Mutex<Sink>,
+    broker: Option<&Broker>,
+    client: &mut Option<u64>,
+) -> std::io::Result<()> {
     loop {
         let frame = receive(&mut socket).await?;
+        if let Some(broker) = broker
+            && let Some(order) = Order::parse(&frame)
+        {
+            if let Order::Receive { client: receiving, .. } = &order {
+                *client = Some(*receiving);
+            }
+            let answer = match order {
+                Order::Publish { queue, messages } => publish(sink, broker, &queue, messages).await?,
+                order => broker.answer(order).await.map_err(std::io::Error::other)?,
+            };
+            send(&mut socket, &answer).await?;
+            continue;
+        }
         let Some(request) = Request::parse(&frame) else { return Err(std::io::Error::other("no request of ours")) };
         match request {
             Request::Publish(messages) => {
-                let (mode, answers) = decide(sink, &messages)?;
-                match mode {
-                    Mode::Silent => std::future::pending().await,
-                    Mode::Late => tokio::time::sleep(LATE).await,
-                    _ => {}
-                }
+                let (mode, answers) = decide(sink, &messages, |_| Ok(()))?;
+                hesitate(mode).await;
                 send(&mut socket, &answers).await?;
             }
             Request::Mode(mode, ms) => {
@@ -90,7 +126,31 @@ async fn serve(mut socket: UnixStream, sink: &Mutex<Sink>) -> std::io::Result<()
     }
 }
 
-fn decide(sink: &Mutex<Sink>, messages: &[SinkMessage]) -> std::io::Result<(Mode, Vec<u8>)> {
+async fn hesitate(mode: Mode) {
+    match mode {
+        Mode::Silent => std::future::pending().await,
+        Mode::Late => tokio::time::sleep(LATE).await,
+        _ => {}
+    }
+}
+
+/// Into the journal as hashes, and whole into the queue.
+async fn publish(sink: &Mutex<Sink>, broker: &Broker, queue: &str, messages: Vec<Whole>) -> std::io::Result<Vec<u8>> {
+    let hashed: Vec<SinkMessage> = messages.iter().map(|message| message.hashed(queue)).collect();
+    let (mode, answers) = decide(sink, &hashed, |accepted| {
+        let taken = messages.iter().enumerate().filter(|(index, _)| accepted.contains(index));
+        broker.publish(queue, taken.map(|(_, message)| message.clone()).collect())
+    })?;
+    hesitate(mode).await;
+    Ok(answers)
+}
+
+/// How each message fares; `take` is given the indexes of those that are taken, under the lock that orders the journal.
+fn decide(
+    sink: &Mutex<Sink>,
+    messages: &[SinkMessage],
+    take: impl FnOnce(&[usize]) -> Result<()>,
+) -> std::io::Result<(Mode, Vec<u8>)> {
     let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
     let mode = if Instant::now() < sink.mode_until { sink.mode } else { Mode::Accept };
     let answer = |index: usize| match mode {
@@ -101,15 +161,13 @@ fn decide(sink: &Mutex<Sink>, messages: &[SinkMessage]) -> std::io::Result<(Mode
         Mode::UnknownAfter | Mode::UnknownBefore => Answer::Unknown,
     };
     let answers: Vec<u8> = (0..messages.len()).map(|index| answer(index) as u8).collect();
-    let accepted: Vec<SinkMessage> = match mode {
+    let accepted: Vec<usize> = match mode {
         Mode::UnknownBefore | Mode::NotReady => Vec::new(),
-        Mode::Refuse => {
-            let kept = messages.iter().enumerate().filter(|(index, _)| answer(*index) == Answer::Accepted);
-            kept.map(|(_, message)| *message).collect()
-        }
-        _ => messages.to_vec(),
+        _ => (0..messages.len()).filter(|index| answer(*index) != Answer::Refused).collect(),
     };
+    let entries: Vec<SinkMessage> = accepted.iter().map(|index| messages[*index]).collect();
     let unknown = matches!(mode, Mode::UnknownAfter | Mode::Silent);
-    sink.journal.append(&accepted, unknown).map_err(std::io::Error::other)?;
+    take(&accepted).map_err(std::io::Error::other)?;
+    sink.journal.append(&entries, unknown).map_err(std::io::Error::other)?;
     Ok((mode, answers))
 }

@@ -1,71 +1,45 @@
 //! The engine's way to the sink, as a broker client would be: a few connections, one batch at a time on each.
 //!
-//! Invariants
-//! - A connection on which an answer is missing is never used again: the next answer would be the wrong one.
-//! - Could not connect or send: the sink has not got it (`NotReady`). Sent, no answer: nobody knows (`Unknown`).
+//! Invariant: could not connect: the sink has not got it (`NotReady`). Sent, no answer: nobody knows (`Unknown`).
 
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 
 use corelane::error::FailureReason;
 use corelane::seam::transport::{OutgoingBatch, PublishOutcome, Transport, TransportLimits};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
+use super::connections::{Connections, NoAnswer};
 use super::frames::{Answer, Mode, Request, SinkMessage, hash_of, receive, send};
-use crate::failure::{Failure, Result};
+use crate::failure::{self, Failure};
 
 /// The client.
 #[derive(Debug)]
 pub struct SocketTransport {
-    socket: PathBuf,
-    idle: Mutex<Vec<UnixStream>>,
+    connections: Connections,
 }
-
-const IDLE_MAX: usize = 8;
 
 impl SocketTransport {
     /// A client of the sink that listens there.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, idle: Mutex::default() }
-    }
-
-    async fn connection(&self) -> std::io::Result<UnixStream> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        match idle {
-            Some(connection) => Ok(connection),
-            None => UnixStream::connect(&self.socket).await,
-        }
-    }
-
-    fn keep(&self, connection: UnixStream) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < IDLE_MAX {
-            idle.push(connection);
-        }
+        Self { connections: Connections::new(socket) }
     }
 
     async fn send(&self, batch: &dyn OutgoingBatch) -> Vec<PublishOutcome> {
         let messages = (0..batch.len()).map(|index| message_of(batch, index)).collect();
-        let body = Request::Publish(messages).to_bytes();
-        let Ok(mut connection) = self.connection().await else {
-            return vec![PublishOutcome::NotReady; batch.len()];
-        };
-        // A send into a socket whose other end was killed may succeed: from here on nobody knows.
-        let answers = match send(&mut connection, &body).await {
-            Ok(()) => receive(&mut connection).await,
-            Err(error) => Err(error),
-        };
-        match answers {
-            Ok(answers) => {
-                self.keep(connection);
-                answers.iter().map(|byte| outcome_of(Answer::of(*byte))).collect()
-            }
-            Err(error) => vec![PublishOutcome::Unknown { text: error.to_string() }; batch.len()],
-        }
+        outcomes(self.connections.ask(&Request::Publish(messages).to_bytes()).await, batch.len())
+    }
+}
+
+/// What the sink's answer to a batch means.
+pub fn outcomes(answer: Result<Vec<u8>, NoAnswer>, count: usize) -> Vec<PublishOutcome> {
+    match answer {
+        Ok(answers) => answers.iter().map(|byte| outcome_of(Answer::of(*byte))).collect(),
+        Err(NoAnswer::NotSent) => vec![PublishOutcome::NotReady; count],
+        Err(NoAnswer::Unknown(error)) => vec![PublishOutcome::Unknown { text: error.to_string() }; count],
     }
 }
 
@@ -123,7 +97,7 @@ impl SinkControl {
     ///
     /// # Errors
     /// Where it does not answer.
-    pub async fn mode(&self, mode: Mode, ms: u32) -> Result<()> {
+    pub async fn mode(&self, mode: Mode, ms: u32) -> failure::Result<()> {
         self.ask(&Request::Mode(mode, ms)).await.map(|_| ())
     }
 
@@ -131,13 +105,13 @@ impl SinkControl {
     ///
     /// # Errors
     /// Where it does not answer.
-    pub async fn count(&self) -> Result<(u64, u64)> {
+    pub async fn count(&self) -> failure::Result<(u64, u64)> {
         let answer = self.ask(&Request::Count).await?;
         let number = |at: usize| answer.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
         number(0).zip(number(8)).ok_or_else(|| Failure::TimedOut("the sink's answer is too short".into()))
     }
 
-    async fn ask(&self, request: &Request) -> Result<Vec<u8>> {
+    async fn ask(&self, request: &Request) -> failure::Result<Vec<u8>> {
         let what = || format!("the sink at {}", self.socket.display());
         let mut socket = UnixStream::connect(&self.socket).await.map_err(Failure::io(what()))?;
         send(&mut socket, &request.to_bytes()).await.map_err(Failure::io(what()))?;
@@ -169,6 +143,7 @@ mod tests {
                 stream_seq: self.0,
                 version: 0,
                 fence: 1,
+                replayed: false,
                 type_name: "t",
                 content_type: "",
                 correlation_id: Uuid::nil(),
@@ -182,9 +157,33 @@ mod tests {
 
     async fn outcome(transport: &SocketTransport, seq: i64) -> PublishOutcome {
         let mut outcomes = Vec::new();
-        match tokio::time::timeout(Duration::from_millis(600), transport.publish(&One(seq), &mut outcomes)).await {
+        match tokio::time::timeout(Duration::from_millis(3_000), transport.publish(&One(seq), &mut outcomes)).await {
             Ok(()) => outcomes.remove(0),
             Err(_) => PublishOutcome::Unknown { text: "timed out".into() },
+        }
+    }
+
+    /// Connections that were idle over a restart of the sink cost nobody anything: a breaker would take each for a probe
+    /// that failed.
+    #[tokio::test]
+    async fn a_restart_of_the_sink_leaves_no_dead_connection_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, journal) = (directory.path().join("sink"), directory.path().join("journal"));
+        let transport = SocketTransport::new(socket.clone());
+        let control = SinkControl { socket: socket.clone() };
+        for life in 0..2_i64 {
+            let sink = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            sink.spawn(run(SinkArgs { socket: socket.clone(), journal: journal.clone(), queues: None, lock_ms: 1 }));
+            while control.count().await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            // Three at a time, so that three connections are kept.
+            let outcomes = futures_util::future::join_all((1..=3).map(|seq| outcome(&transport, life * 3 + seq))).await;
+            assert_eq!(outcomes, vec![PublishOutcome::Accepted; 3], "life {life}");
+            sink.shutdown_background();
+            while control.count().await.is_ok() {
+                tokio::task::yield_now().await;
+            }
         }
     }
 
@@ -195,7 +194,7 @@ mod tests {
         let path = directory.path().join("journal");
         let transport = SocketTransport::new(socket.clone());
         assert_eq!(outcome(&transport, 1).await, PublishOutcome::NotReady, "nobody listens yet");
-        tokio::spawn(run(SinkArgs { socket: socket.clone(), journal: path.clone() }));
+        tokio::spawn(run(SinkArgs { socket: socket.clone(), journal: path.clone(), queues: None, lock_ms: 1 }));
         let control = SinkControl { socket };
         while control.count().await.is_err() {
             tokio::task::yield_now().await;

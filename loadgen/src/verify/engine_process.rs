@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use corelane::config::Config;
 use corelane::engine::{Engine, Receipt};
+use corelane::seam::transport::Transport;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -26,9 +27,9 @@ use crate::sink::frames::{SinkMessage, hash_of};
 use crate::sink::journal::Journal;
 use crate::sink::socket_transport::SocketTransport;
 
-/// Options of the engine's process.
+/// What every process with an engine is told.
 #[derive(Clone, Debug, Args)]
-pub struct EngineArgs {
+pub struct ServiceArgs {
     /// The database.
     #[arg(long, env = "LOADGEN_ENGINE_DATABASE_URL", hide_env_values = true)]
     pub database_url: String,
@@ -38,6 +39,23 @@ pub struct EngineArgs {
     /// The sink's socket.
     #[arg(long)]
     pub sink: PathBuf,
+    /// The engine's config file.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+    /// `shards.count`.
+    #[arg(long)]
+    pub shards: Option<usize>,
+    /// `shards.runtime`.
+    #[arg(long)]
+    pub runtime: Option<String>,
+}
+
+/// Options of the engine's process.
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {
+    /// The engine.
+    #[command(flatten)]
+    pub service: ServiceArgs,
     /// Where acknowledgements are written down.
     #[arg(long)]
     pub acknowledged: PathBuf,
@@ -56,15 +74,6 @@ pub struct EngineArgs {
     /// Pause of a caller between calls.
     #[arg(long)]
     pub pause_ms: u64,
-    /// The engine's config file.
-    #[arg(long)]
-    pub config: Option<PathBuf>,
-    /// `shards.count`.
-    #[arg(long)]
-    pub shards: Option<usize>,
-    /// `shards.runtime`.
-    #[arg(long)]
-    pub runtime: Option<String>,
 }
 
 /// Runs until told to stop, or until the parent is gone.
@@ -72,8 +81,8 @@ pub struct EngineArgs {
 /// # Errors
 /// Where the engine cannot be started.
 pub async fn run(args: EngineArgs) -> Result<()> {
-    let config = config(&args)?;
-    let engine = start_when_possible(&args, &config).await?;
+    let config = config(&args.service, &[])?;
+    let engine = start_when_possible(&config, || SocketTransport::new(args.service.sink.clone())).await?;
     let journal = Arc::new(Mutex::new(Journal::open(&args.acknowledged)?));
     let quiet = Arc::new(AtomicBool::new(false));
     let mut callers = tokio::task::JoinSet::new();
@@ -107,13 +116,17 @@ pub async fn run(args: EngineArgs) -> Result<()> {
     Ok(())
 }
 
-fn config(args: &EngineArgs) -> Result<Config> {
+/// The engine's configuration, with values beside those of every verification.
+///
+/// # Errors
+/// Naming the key.
+pub fn config(args: &ServiceArgs, beside: &[(&str, &str)]) -> Result<Config> {
     let config = match &args.config {
         Some(path) => Config::from_file(path)?,
         None => Config::default(),
     };
     let mut config = config.overlay_env("CORELANE")?;
-    for (key, value) in [
+    let of_all = [
         ("database.url", args.database_url.as_str()),
         ("database.schema", &args.schema),
         ("service.name", "loadgen-verify"),
@@ -124,7 +137,8 @@ fn config(args: &EngineArgs) -> Result<Config> {
         ("publish.timeout_ms", "1000"),
         ("lease.margin_ms", "2000"),
         ("claim.poll_ms_max", "1000"),
-    ] {
+    ];
+    for (key, value) in of_all.iter().chain(beside) {
         config.set(key, value)?;
     }
     if let Some(shards) = args.shards {
@@ -138,9 +152,12 @@ fn config(args: &EngineArgs) -> Result<Config> {
 }
 
 /// A service is restarted while its database is away, too.
-async fn start_when_possible(args: &EngineArgs, config: &Config) -> Result<Engine> {
+///
+/// # Errors
+/// Of the configuration; [`Failure::TimedOut`] if the database does not come.
+pub async fn start_when_possible<T: Transport>(config: &Config, transport: impl Fn() -> T) -> Result<Engine> {
     for _ in 0..200 {
-        let builder = Engine::builder(config.clone()).transport(SocketTransport::new(args.sink.clone()));
+        let builder = Engine::builder(config.clone()).transport(transport());
         match builder.start().await {
             Ok(engine) => return Ok(engine),
             Err(corelane::Error::Store(error)) => {
@@ -231,7 +248,7 @@ impl Producer {
             Some(client) if !client.is_closed() => client,
             _ => {
                 let (client, connection) =
-                    tokio_postgres::connect(&self.args.database_url, tokio_postgres::NoTls).await?;
+                    tokio_postgres::connect(&self.args.service.database_url, tokio_postgres::NoTls).await?;
                 tokio::spawn(connection);
                 kept.insert(client)
             }

@@ -1,21 +1,25 @@
 //! The faults of `verify`, one after the other, and the copies each may cause.
 //!
 //! Invariants
-//! - Faults that touch the server's processes or its socket exist on the private server only, and are refused
-//!   by name elsewhere.
+//! - A fault lasts until the engine works again: the next one meets a working engine.
 //! - The bound of the copies is made of what the sink saw: for each fault that can make an owner forget what
 //!   was acknowledged, the messages accepted from [`WINDOW`] before it until the engine works again.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use serde::Serialize;
 
+use super::choice::name;
 use super::processes::Process;
 use super::proxy::Proxy;
+use super::relay;
+use crate::broker::client::BrokerClient;
+use crate::broker::queue::Faults;
 use crate::cli::FaultChoice;
 use crate::failure::{Failure, Result};
 use crate::sink::frames::Mode;
@@ -26,63 +30,8 @@ use crate::target::{Target, quoted};
 /// asynchronously (at most three times the WAL writer's 200 ms), and under these loads both may be late.
 pub const WINDOW: Duration = Duration::from_millis(1_500);
 
-/// What is broken by a step. Foreign writers run all the time and are no steps.
-pub const STEPS: [FaultChoice; 10] = [
-    FaultChoice::Refuse,
-    FaultChoice::Late,
-    FaultChoice::Unknown,
-    FaultChoice::SinkKill,
-    FaultChoice::Cut,
-    FaultChoice::CommitCut,
-    FaultChoice::BackendKill,
-    FaultChoice::ServerRestart,
-    FaultChoice::EngineKill,
-    FaultChoice::EngineStall,
-];
-
-/// Writers.
-pub const WRITERS: [FaultChoice; 4] =
-    [FaultChoice::ForeignSql, FaultChoice::Enlisted, FaultChoice::LowerXid, FaultChoice::RepeatableRead];
-
-/// Whether a fault needs a server that is ours.
-#[must_use]
-pub fn needs_private_server(fault: FaultChoice) -> bool {
-    matches!(fault, FaultChoice::CommitCut | FaultChoice::BackendKill | FaultChoice::ServerRestart)
-}
-
-/// The faults asked for.
-///
-/// # Errors
-/// [`Failure::Usage`] naming those that a given database does not allow.
-pub fn choose(asked: &[FaultChoice], private: bool) -> Result<Vec<FaultChoice>> {
-    if asked.contains(&FaultChoice::None) {
-        return if asked.len() == 1 {
-            Ok(Vec::new())
-        } else {
-            Err(Failure::Usage("--faults none stands alone".into()))
-        };
-    }
-    if asked.contains(&FaultChoice::All) {
-        let all = STEPS.iter().chain(&WRITERS).copied();
-        return Ok(all.filter(|fault| private || !needs_private_server(*fault)).collect());
-    }
-    let refused: Vec<String> =
-        asked.iter().filter(|fault| !private && needs_private_server(**fault)).map(|fault| name(*fault)).collect();
-    if !refused.is_empty() {
-        return Err(Failure::Usage(format!(
-            "--faults {}: not with --database-url: loadgen touches the processes and the socket of its own server only",
-            refused.join(",")
-        )));
-    }
-    Ok(asked.to_vec())
-}
-
-/// The word of the command line.
-#[must_use]
-pub fn name(fault: FaultChoice) -> String {
-    use clap::ValueEnum;
-    fault.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
+/// How often progress is shown.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// A fault that was made.
 #[derive(Clone, Debug, Serialize)]
@@ -104,16 +53,22 @@ pub struct Scene {
     pub target: Arc<Target>,
     /// The engine's schema.
     pub schema: String,
-    /// The engine's way to the server.
-    pub proxy: Option<Proxy>,
+    /// Each engine's way to the server; none on a given one.
+    pub proxies: Vec<Proxy>,
+    /// A library that moves a process's clock.
+    pub wrong_clock: Option<PathBuf>,
     /// The sink.
     pub sink: SinkControl,
+    /// It as a broker, where messages arrive from it.
+    pub broker: Option<BrokerClient>,
     /// Its process.
     pub sink_process: Process,
     /// The engines' processes.
     pub engines: Vec<Process>,
     /// After each kill beside others: until every partition had a living owner again.
     pub take_overs: Vec<Duration>,
+    /// After each orderly stop beside others: the same, from the order on.
+    pub hand_overs: Vec<Duration>,
     /// Samples of the journal's length: when, how many.
     pub timeline: Vec<(Instant, u64)>,
     /// What was done.
@@ -122,6 +77,10 @@ pub struct Scene {
     pub random: StdRng,
     /// When it began.
     pub began: Instant,
+    /// When the faults end, once they have begun.
+    pub until: Option<Instant>,
+    /// When progress was last shown.
+    pub told: Instant,
 }
 
 impl Scene {
@@ -157,7 +116,19 @@ impl Scene {
         let known = self.accepted();
         let count = self.sink.count().await.map_or(known, |(count, _)| count);
         self.timeline.push((Instant::now(), count));
+        self.tell(count);
         count
+    }
+
+    /// A line a minute: a long run is seen to go on, also by who keeps only its output.
+    fn tell(&mut self, accepted: u64) {
+        if self.told.elapsed() < TELL_EVERY {
+            return;
+        }
+        self.told = Instant::now();
+        let left = self.until.map_or(0, |until| until.saturating_duration_since(self.told).as_secs());
+        let (elapsed, faults) = (self.began.elapsed().as_secs(), self.incidents.len());
+        eprintln!("verify: {elapsed} s, {left} s left, {faults} faults, {accepted} messages at the sink");
     }
 
     async fn make(&mut self, fault: FaultChoice) -> Result<()> {
@@ -200,7 +171,7 @@ impl Scene {
                 self.engines.len() > 1
             }
             FaultChoice::CommitCut => {
-                let Some(proxy) = self.proxy.clone() else { return Ok(()) };
+                let Some(proxy) = self.proxies.choose(&mut self.random).cloned() else { return Ok(()) };
                 let after = self.random.random_bool(0.6);
                 let before = proxy.cuts();
                 proxy.arm(after);
@@ -220,6 +191,64 @@ impl Scene {
                 }
                 true
             }
+            FaultChoice::ReadOnly => {
+                self.with_setting("default_transaction_read_only", "on", 500..2_500).await?;
+                // Connections are given up, as after a cut.
+                self.engines.len() > 1
+            }
+            FaultChoice::StatementTimeout => {
+                let ms = self.random.random_range(2..20);
+                self.with_setting("statement_timeout", &format!("{ms}ms"), 500..2_500).await?;
+                true
+            }
+            FaultChoice::NetworkDelay => {
+                let Some(proxy) = self.proxies.choose(&mut self.random).cloned() else { return Ok(()) };
+                proxy.delay(Duration::from_millis(self.random.random_range(10..150)));
+                let time = Duration::from_millis(self.random.random_range(500..3_000));
+                self.watch_for(time).await;
+                proxy.delay(Duration::ZERO);
+                true
+            }
+            FaultChoice::NetworkLoss => {
+                let Some(proxy) = self.proxies.choose(&mut self.random).cloned() else { return Ok(()) };
+                let time = self.beyond_the_lease_at_times();
+                // What was on its way arrives late, or never.
+                let arrives = self.random.random_bool(0.5);
+                proxy.swallow(true);
+                self.watch_for(time).await;
+                if !arrives {
+                    proxy.drop_all();
+                }
+                proxy.swallow(false);
+                true
+            }
+            FaultChoice::Skew => {
+                let Some(library) = self.wrong_clock.clone() else { return Ok(()) };
+                let at = self.random.random_range(0..self.engines.len());
+                let moved_s = self.random.random_range(60..7_200) * if self.random.random_bool(0.5) { 1 } else { -1 };
+                self.engines[at].kill().await;
+                self.sample().await;
+                accepted_to = self.accepted();
+                // Its clock is wrong until it is killed the next time.
+                self.engines[at].beside_environment(super::clock::environment(&library, moved_s));
+                self.restart(at).await?;
+                self.engines[at].beside_environment(Vec::new());
+                true
+            }
+            FaultChoice::EngineStop => {
+                let at = self.random.random_range(0..self.engines.len());
+                let before = self.living().await?;
+                let begun = Instant::now();
+                self.engines[at].order("stop", "stopped", Duration::from_secs(60)).await?;
+                if self.engines.len() > 1 {
+                    let ended = self.await_take_over(&before).await?;
+                    self.hand_overs.extend(ended.then(|| begun.elapsed()));
+                }
+                self.restart(at).await?;
+                // What it held is handed over exactly. But who takes it reads on from where it was left, and one that
+                // cannot catch up within its patience begins at its last cursor.
+                self.engines.len() > 1
+            }
             FaultChoice::EngineKill => {
                 let at = self.random.random_range(0..self.engines.len());
                 let before = self.living().await?;
@@ -228,22 +257,36 @@ impl Scene {
                 self.sample().await;
                 accepted_to = self.accepted();
                 if self.engines.len() > 1 {
-                    self.await_take_over(start, &before).await?;
+                    let ended = self.await_take_over(&before).await?;
+                    self.take_overs.extend(ended.then(|| start.elapsed()));
                 }
-                self.engines[at].start_again()?;
-                self.engines[at].await_line("started", Duration::from_secs(25)).await?;
+                self.restart(at).await?;
                 true
             }
             FaultChoice::EngineStall => {
                 let at = self.random.random_range(0..self.engines.len());
-                // Beyond the lease of ten seconds only where somebody else can go on.
-                let long = self.engines.len() > 1 && self.random.random_bool(0.3);
-                let ms = if long { 11_000..14_000 } else { 200..2_000 };
-                let time = Duration::from_millis(self.random.random_range(ms));
+                let time = self.beyond_the_lease_at_times();
                 self.engines[at].stall(true);
                 self.watch_for(time).await;
                 self.engines[at].stall(false);
                 true
+            }
+            FaultChoice::HangUp => {
+                if let Some(broker) = &self.broker {
+                    broker.hang_up().await.map_err(Failure::io("hanging up"))?;
+                }
+                // What was taken and not answered is unknown to the engine.
+                true
+            }
+            FaultChoice::ShortLocks => {
+                let lock_ms = self.random.random_range(5..300);
+                self.misbehave(Faults { lock_ms, ..Faults::default() }).await?;
+                false
+            }
+            FaultChoice::Redeliver => {
+                let copy_every = self.random.random_range(2..20);
+                self.misbehave(Faults { copy_every, ..Faults::default() }).await?;
+                false
             }
             _ => false,
         };
@@ -258,6 +301,68 @@ impl Scene {
         Ok(())
     }
 
+    /// The broker delivers otherwise for a while.
+    async fn misbehave(&mut self, faults: Faults) -> Result<()> {
+        let time = Duration::from_millis(self.random.random_range(500..3_000));
+        let what = Failure::io("telling the broker to misbehave");
+        let Some(broker) = self.broker.take() else { return Ok(()) };
+        let told = broker.misbehave(faults).await;
+        self.watch_for(time).await;
+        let back = broker.misbehave(Faults::default()).await;
+        self.broker = Some(broker);
+        told.and(back).map_err(what)
+    }
+
+    /// Arrivals that the broker still has.
+    pub async fn unsettled(&self) -> u64 {
+        let Some(broker) = &self.broker else { return 0 };
+        relay::arrivals(broker).await.map_or(0, |state| state.waiting + state.out)
+    }
+
+    /// Arrivals that are done with, where messages arrive.
+    async fn settled(&self) -> Option<u64> {
+        relay::arrivals(self.broker.as_ref()?).await.map(|state| state.completed)
+    }
+
+    /// An engine that has ended comes back.
+    async fn restart(&mut self, at: usize) -> Result<()> {
+        self.engines[at].start_again()?;
+        self.engines[at].await_line("started", Duration::from_secs(60)).await
+    }
+
+    /// A time without an instance: beyond the lease of ten seconds only where somebody else can go on.
+    fn beyond_the_lease_at_times(&mut self) -> Duration {
+        let long = self.engines.len() > 1 && self.random.random_bool(0.3);
+        let ms = if long { 11_000..14_000 } else { 200..2_000 };
+        Duration::from_millis(self.random.random_range(ms))
+    }
+
+    /// The whole server has another setting for a while, as for everybody who has none of his own.
+    async fn with_setting(&mut self, name: &str, value: &str, ms: std::ops::Range<u64>) -> Result<()> {
+        let time = Duration::from_millis(self.random.random_range(ms));
+        let client = self.target.connect().await?;
+        client.batch_execute(&format!("alter system set {name} = '{value}'")).await?;
+        client.batch_execute("select pg_reload_conf()").await?;
+        self.watch_for(time).await;
+        // This session meets the fault as well: each of the two is a statement of its own, and needs no time.
+        let mut left = 100;
+        let reset = format!("alter system reset {name}");
+        while let Err(error) = async {
+            client.batch_execute("set statement_timeout = 0").await?;
+            client.batch_execute(&reset).await?;
+            client.batch_execute("select pg_reload_conf()").await
+        }
+        .await
+        {
+            left -= 1;
+            if left == 0 {
+                return Err(error.into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// Messages the sink has accepted, as last seen.
     fn accepted(&self) -> u64 {
         self.timeline.last().map_or(0, |(_, count)| *count)
@@ -268,20 +373,20 @@ impl Scene {
         self.timeline.iter().rev().find(|(at, _)| *at <= moment).map_or(0, |(_, count)| *count)
     }
 
-    /// Waits until the sink gets messages again.
+    /// Waits until the sink gets messages again, and arrivals are settled again where there are some.
     async fn await_progress(&mut self) -> Result<()> {
-        let before = self.sample().await;
+        let (before, settled) = (self.sample().await, self.settled().await);
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {
             if let Some(status) = self.engines.iter_mut().find_map(Process::ended) {
-                return Err(Failure::TimedOut(format!("an engine's process ended by itself: {status}")));
+                return Err(Failure::Promise(format!("an engine's process ended by itself: {status}")));
             }
-            if self.sample().await > before {
+            if self.sample().await > before && (settled.is_none() || self.settled().await > settled) {
                 return Ok(());
             }
             if Instant::now() > deadline {
                 let last = self.incidents.last().map_or("", |incident| &incident.fault);
-                return Err(Failure::TimedOut(format!(
+                return Err(Failure::Promise(format!(
                     "nothing was published for 40 s after a fault (before it: {last})"
                 )));
             }
@@ -298,25 +403,28 @@ impl Scene {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Waits until one of these is dead and every partition is owned by a living one, and notes how long that took.
-    async fn await_take_over(&mut self, since: Instant, before: &[i32]) -> Result<()> {
-        let sql = "select exists (select from @.wh_instance where number = any ($1) and state <> 0) \
-             and not exists (select from @.wh_partition p left join @.wh_instance i on i.number = p.owner and i.state = 0 \
+    /// Waits until one of these has ended and every partition is owned by a living one. One that owned nothing yet (it
+    /// had just come back) is not among them: then, after a lease, the second is enough. Answers whether one has ended.
+    async fn await_take_over(&self, before: &[i32]) -> Result<bool> {
+        let sql = "select exists (select from @.wh_instance where number = any ($1) and state <> 0), \
+             not exists (select from @.wh_partition p left join @.wh_instance i on i.number = p.owner and i.state = 0 \
                  where i.number is null)";
         let client = self.target.connect().await?;
         let sql = client.prepare(&sql.replace('@', &quoted(&self.schema))).await?;
-        while since.elapsed() < Duration::from_secs(20) {
-            if client.query_one(&sql, &[&before]).await?.get(0) {
-                self.take_overs.push(since.elapsed());
-                return Ok(());
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(40) {
+            let row = client.query_one(&sql, &[&before]).await?;
+            let (has_ended, all_owned) = (row.get(0), row.get(1));
+            if all_owned && (has_ended || since.elapsed() > Duration::from_secs(12)) {
+                return Ok(has_ended);
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        Err(Failure::TimedOut("a killed engine's partitions were not taken over within 20 s".into()))
+        Err(Failure::Promise("an engine's partitions were not taken over within 40 s".into()))
     }
 
     async fn await_sink(&mut self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(30);
         while let Err(failure) = self.sink.count().await {
             if Instant::now() > deadline {
                 return Err(failure);
@@ -350,22 +458,12 @@ impl Scene {
                 source: std::io::Error::last_os_error(),
             });
         }
+        // The server ends every session once it has noticed. What comes next is not to meet it half way.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !client.is_closed() && Instant::now() < deadline {
+            self.watch_for(Duration::from_millis(10)).await;
+        }
+        self.target.connect().await?;
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn faults_of_the_server_are_refused_by_name_elsewhere() {
-        let error = choose(&[FaultChoice::BackendKill, FaultChoice::Cut], false).unwrap_err().to_string();
-        assert!(error.contains("backend-kill") && !error.contains("cut,"), "{error}");
-        let all = choose(&[FaultChoice::All], false).unwrap();
-        assert!(all.contains(&FaultChoice::EngineKill) && !all.contains(&FaultChoice::ServerRestart));
-        assert_eq!(choose(&[FaultChoice::All], true).unwrap().len(), STEPS.len() + WRITERS.len());
-        assert!(choose(&[FaultChoice::None], false).unwrap().is_empty());
-        assert!(choose(&[FaultChoice::None, FaultChoice::Cut], true).is_err());
     }
 }

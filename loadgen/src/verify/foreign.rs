@@ -23,6 +23,9 @@ use crate::shape::{Payload, StreamFamily};
 use crate::sink::frames::hash_of;
 use crate::target::{Target, quoted};
 
+/// What the server's log shows of a writer's statement.
+pub const MARK: &str = "/* foreign */";
+
 /// How a writer works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -160,7 +163,7 @@ impl Foreign {
         count: usize,
     ) -> Result<Vec<Stored>> {
         let sql = format!(
-            "select message_id, stream_seq, version from {}.store_outbox_messages($1, $2, $3, $4, $5, $6)",
+            "{MARK} select message_id, stream_seq, version from {}.store_outbox_messages($1, $2, $3, $4, $5, $6)",
             quoted(&self.schema)
         );
         let messages: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();

@@ -6,12 +6,18 @@
 //! - The verdict is made after the producers ended and the sink has been quiet while nothing was broken.
 //! - Copies have a bound that is computed and printed; everything else must be 0.
 
+pub mod choice;
+pub mod clock;
 pub mod engine_process;
 pub mod faults;
 pub mod foreign;
 pub mod oracle;
 pub mod processes;
 pub mod proxy;
+pub mod relay;
+pub mod relay_oracle;
+pub mod relay_process;
+pub mod words;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,11 +31,13 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use crate::baselines::DESTINATION;
-use crate::cli::{FaultChoice, VerifyArgs};
+use crate::broker::client::BrokerClient;
+use crate::cli::{FaultChoice, ScenarioChoice, VerifyArgs};
 use crate::engine_side;
 use crate::failure::{Failure, Result};
+use crate::private_server::PrivateServer;
 use crate::report;
-use crate::run::{Outcome, settings};
+use crate::run::{Ending, Outcome, settings};
 use crate::scenario::{Scenario, Until};
 use crate::shape::StreamFamily;
 use crate::sink::frames::hash_of;
@@ -41,6 +49,9 @@ use foreign::{Foreign, Shape};
 use oracle::{Evidence, Stored, Verdict, judge};
 use processes::Process;
 use proxy::Proxy;
+use relay::Arrivals;
+use relay_oracle::{Effect, Relayed, Sent};
+use words::{broken_off, count_of_each, sentence, show, sorted_ms};
 
 /// Streams of a verification: few, so that writers meet on them.
 const STREAMS: u32 = 200;
@@ -65,67 +76,78 @@ pub async fn verify(args: &VerifyArgs) -> Result<Outcome> {
         Until::Elapsed(_) => Duration::from_secs(60),
         Until::Count(_) => return Err(Failure::Usage("verify runs for a time: give --duration, not --count".into())),
     };
-    let chosen = faults::choose(&args.faults, args.load.database_url.is_none())?;
+    let relays = match scenario.kind {
+        ScenarioChoice::Outbox => false,
+        ScenarioChoice::Relay => true,
+        _ => return Err(Failure::Usage("verify knows the scenarios outbox and relay".into())),
+    };
+    let chosen = choice::choose(&args.faults, args.load.database_url.is_none(), relays)?;
     let target = Arc::new(Target::open(args.load.database_url.as_deref()).await?);
     let schema = target.fresh_schema().await?;
     let directory = tempfile::Builder::new().prefix("loadgen-").tempdir().map_err(Failure::io("a directory"))?;
     let seed = args.seed.unwrap_or_else(|| Uuid::new_v4().as_u128() as u64);
-    let names: Vec<String> = chosen.iter().map(|fault| faults::name(*fault)).collect();
+    let names: Vec<String> = chosen.iter().map(|fault| choice::name(*fault)).collect();
     let (seconds, instances) = (duration.as_secs(), scenario.instances);
     println!("verify: {seconds} s, {instances} instances, seed {seed}, faults {}", names.join(","));
-    let stage = Stage { target: &target, schema: &schema, directory: directory.path(), chosen: &chosen, seed };
-    let outcome = stage.play(args, &scenario, duration).await;
-    let settings = settings(&target).await?;
-    target.drop_schema(&schema).await?;
-    let Played { verdict, incidents, copies_max, commits, take_overs } = outcome?;
-    show(&verdict, copies_max, incidents.len());
-    let mut take_over_ms: Vec<f64> = take_overs.iter().map(|time| time.as_secs_f64() * 1000.0).collect();
-    take_over_ms.sort_by(f64::total_cmp);
-    if let Some(longest) = take_over_ms.last() {
-        let (count, median) = (take_over_ms.len(), take_over_ms[take_over_ms.len() / 2]);
-        println!("  {:40} {count}, median {median:.0} ms, at most {longest:.0} ms", "killed engines taken over");
-    }
-    let broken = verdict.broken(copies_max);
+    let stage = Stage { target: &target, schema: &schema, directory: directory.path(), chosen: &chosen, seed, relays };
     let mut json = Map::new();
-    report::put(&mut json, "scenario", "verify");
+    report::put(&mut json, "scenario", if relays { "verify relay" } else { "verify" });
     report::put(&mut json, "seed", seed);
     report::put(&mut json, "seconds", duration.as_secs_f64());
     report::put(&mut json, "faults", names);
+    report::put(&mut json, "instances", scenario.instances);
+    let mut incidents = Vec::new();
+    let outcome = stage.play(args, &scenario, duration, &mut incidents).await;
+    let tidied = async {
+        report::put(&mut json, "server_settings", settings(&target).await?);
+        target.drop_schema(&schema).await
+    };
+    // What came of the run is the answer, whether or not the server can still be tidied.
+    if let Err(failure) = tidied.await {
+        eprintln!("loadgen: after the run: {failure}");
+    }
+    report::put(&mut json, "faults_made", count_of_each(&incidents));
+    report::put(&mut json, "incidents", &incidents);
+    let Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, conflicts } = match outcome {
+        Ok(played) => played,
+        Err(failure) => return Ok(broken_off(json, &failure)),
+    };
+    show(&verdict, copies_max, &incidents);
+    if let Some(relayed) = &relayed {
+        relayed.show();
+        report::put(&mut json, "relay", relayed);
+        report::put(&mut json, "gaps", verdict.version_gaps);
+    }
+    if let Some(conflicts) = conflicts {
+        println!("  {:40} {conflicts}", "deadlocks and serialization failures");
+    }
+    let take_over_ms = sorted_ms("killed engines taken over", &take_overs);
+    let hand_over_ms = sorted_ms("stopped engines handed over", &hand_overs);
+    let broken = verdict.broken(copies_max) || conflicts.is_some_and(|conflicts| conflicts > 0);
     if let Ok(serde_json::Value::Object(findings)) = serde_json::to_value(verdict) {
         json.extend(findings);
     }
-    report::put(&mut json, "instances", scenario.instances);
     report::put(&mut json, "take_over_ms", take_over_ms);
+    report::put(&mut json, "hand_over_ms", hand_over_ms);
+    report::put(&mut json, "engine_conflicts", conflicts);
     report::put(&mut json, "copies_max", copies_max);
     report::put(&mut json, "foreign_commits", commits);
-    report::put(&mut json, "incidents", incidents);
-    report::put(&mut json, "server_settings", settings);
-    Ok(Outcome { json, broken })
-}
-
-fn show(verdict: &Verdict, copies_max: u64, incidents: usize) {
-    println!("{} messages, {incidents} faults", verdict.messages);
-    for (name, found) in [
-        ("order violations", verdict.order_violations),
-        ("lost", verdict.lost),
-        ("events published that are not stored", verdict.phantoms),
-        ("altered", verdict.altered),
-        ("numbers given twice", verdict.numbers_given_twice),
-        ("streams with gaps in their versions", verdict.version_gaps),
-    ] {
-        println!("  {name:40} {found}");
-    }
-    let after = verdict.copies_after_unknown;
-    println!("  {:40} {} (at most {copies_max}; {after} after an unknown answer)", "copies", verdict.copies);
+    let sentence = sentence(&verdict, copies_max, conflicts.unwrap_or(0));
+    println!("{sentence}");
+    report::put(&mut json, "verdict", sentence);
+    Ok(Outcome { json, ending: Ending::of(broken) })
 }
 
 /// What came of it.
 struct Played {
     verdict: Verdict,
-    incidents: Vec<faults::Incident>,
+    relayed: Option<Relayed>,
     copies_max: u64,
     commits: u64,
     take_overs: Vec<Duration>,
+    hand_overs: Vec<Duration>,
+    /// Deadlocks and conflicts of serialization on the engines' connections; not known of a given server.
+    conflicts: Option<u64>,
 }
 
 struct Stage<'a> {
@@ -134,76 +156,126 @@ struct Stage<'a> {
     directory: &'a Path,
     chosen: &'a [FaultChoice],
     seed: u64,
+    /// Messages arrive by the broker, instead of callers' own.
+    relays: bool,
 }
 
 impl Stage<'_> {
-    async fn play(&self, args: &VerifyArgs, scenario: &Scenario, duration: Duration) -> Result<Played> {
+    /// The faults that were made are in `made` also where it fails.
+    async fn play(
+        &self,
+        args: &VerifyArgs,
+        scenario: &Scenario,
+        duration: Duration,
+        made: &mut Vec<faults::Incident>,
+    ) -> Result<Played> {
         engine_side::install(self.target, self.schema).await?;
         let setup = self.target.connect().await?;
         setup.batch_execute(&format!("create table {}.loadgen_elsewhere (value int8)", quoted(self.schema))).await?;
+        setup.batch_execute(&relay::TABLE.replace('@', &quoted(self.schema))).await?;
         drop(setup);
         let family = StreamFamily::random();
-        let proxy = match self.target.private() {
-            Some(server) => Some(Proxy::start(self.directory, server.socket())?),
-            None => None,
+        let proxies: Vec<Proxy> = match self.target.private() {
+            Some(server) => (0..scenario.instances)
+                .map(|index| {
+                    let directory = self.directory.join(format!("net-{index}"));
+                    std::fs::create_dir(&directory).map_err(Failure::io("a directory"))?;
+                    Proxy::start(&directory, server.socket())
+                })
+                .collect::<Result<_>>()?,
+            None => Vec::new(),
         };
+        let wrong_clock =
+            if self.chosen.contains(&FaultChoice::Skew) { Some(clock::build(self.directory)?) } else { None };
         let sink = SinkControl { socket: self.directory.join("sink") };
         let sink_process = self.start_sink()?;
         let engines: Vec<Process> = (0..scenario.instances)
-            .map(|index| self.start_engine(args, scenario, family, proxy.as_ref(), index))
+            .map(|index| self.start_engine(args, scenario, family, proxies.get(index), index))
             .collect::<Result<_>>()?;
         let mut scene = Scene {
             target: self.target.clone(),
             schema: self.schema.to_owned(),
-            proxy,
+            proxies,
+            wrong_clock,
+            broker: self.relays.then(|| BrokerClient::new(sink.socket.clone())),
             sink,
             sink_process,
             engines,
             take_overs: Vec::new(),
+            hand_overs: Vec::new(),
             timeline: Vec::new(),
             incidents: Vec::new(),
             random: StdRng::seed_from_u64(self.seed),
             began: Instant::now(),
+            until: None,
+            told: Instant::now(),
         };
         for engine in &mut scene.engines {
-            engine.await_line("started", Duration::from_secs(20)).await?;
+            engine.await_line("started", Duration::from_secs(60)).await?;
         }
         let acknowledged = Arc::new(Mutex::new(Vec::new()));
         let stop = Arc::new(AtomicBool::new(false));
         let writers = self.start_writers(family, &stop, &acknowledged);
+        let arrivals = self.relays.then(|| Arrivals::start(scene.sink.socket.clone(), family, self.seed));
         let steps: Vec<FaultChoice> =
-            self.chosen.iter().copied().filter(|fault| faults::STEPS.contains(fault)).collect();
+            self.chosen.iter().copied().filter(|fault| choice::STEPS.contains(fault)).collect();
         let until = Instant::now() + duration;
+        scene.until = Some(until);
         let played = if steps.is_empty() {
             scene.watch_for(duration).await;
             Ok(())
         } else {
             scene.play(&steps, until).await
         };
+        made.clone_from(&scene.incidents);
         stop.store(true, Ordering::Relaxed);
         let mut commits = 0;
         for writer in writers {
             commits += writer.await.unwrap_or(0);
         }
+        let sent = match arrivals {
+            Some(arrivals) => Some(arrivals.end().await?),
+            None => None,
+        };
         played?;
         for engine in &mut scene.engines {
             engine.order("quiet", "quiet", Duration::from_secs(40)).await?;
         }
-        self.await_silence(&mut scene, family, &acknowledged).await?;
+        self.await_silence(&mut scene, family, &acknowledged, sent.as_deref()).await?;
+        let unsettled = scene.unsettled().await;
         for engine in &mut scene.engines {
-            engine.order("stop", "stopped", Duration::from_secs(20)).await?;
+            engine.order("stop", "stopped", Duration::from_secs(60)).await?;
         }
         let (_, unknown) = scene.sink.count().await?;
-        let copies_max = unknown + scene.incidents.iter().map(|incident| incident.copies_max).sum::<u64>();
+        let copies_max = unknown + made.iter().map(|incident| incident.copies_max).sum::<u64>();
         let evidence = self.evidence(family, &acknowledged, scene.engines.len()).await?;
-        let verdict = judge(&evidence);
-        Ok(Played { verdict, incidents: scene.incidents, copies_max, commits, take_overs: scene.take_overs })
+        let mut verdict = judge(&evidence);
+        let relayed = match &sent {
+            Some(sent) => Some(Relayed { unsettled, ..self.relayed(sent).await? }),
+            None => None,
+        };
+        if let Some(relayed) = &relayed {
+            relayed.add_to(&mut verdict);
+        }
+        let conflicts = self.target.private().map(PrivateServer::engine_conflicts).transpose()?;
+        for conflict in conflicts.iter().flatten() {
+            eprintln!("the server's log: {conflict}");
+        }
+        // Who calls twice in one transaction may deadlock with whoever stores meanwhile: that is documented, and either of
+        // the two is the server's victim. An engine's goes again; how often shows that it does.
+        let conflicts = conflicts.map(|conflicts| conflicts.iter().filter(|text| !is_foreign(text)).count() as u64);
+        let Scene { take_overs, hand_overs, .. } = scene;
+        Ok(Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, conflicts })
     }
 
     fn start_sink(&self) -> Result<Process> {
         let path = |name: &str| self.directory.join(name).display().to_string();
-        let arguments = ["sink", "--socket", &path("sink"), "--journal", &path("journal")].map(str::to_owned);
-        Process::start(arguments.to_vec(), Vec::new())
+        let mut arguments = vec!["sink".into(), "--socket".into(), path("sink"), "--journal".into(), path("journal")];
+        if self.relays {
+            let lock_ms = relay::LOCK_MS.to_string();
+            arguments.extend(["--queues".into(), path("queues"), "--lock-ms".into(), lock_ms]);
+        }
+        Process::start(arguments, Vec::new())
     }
 
     fn start_engine(
@@ -216,18 +288,20 @@ impl Stage<'_> {
     ) -> Result<Process> {
         let path = |name: &str| self.directory.join(name).display().to_string();
         let url = proxy.map_or_else(|| self.target.url().to_owned(), Proxy::url);
+        let command = if self.relays { "relay" } else { "engine" };
         let mut arguments: Vec<String> =
-            ["engine", "--schema", self.schema, "--sink", &path("sink")].map(str::to_owned).to_vec();
+            [command, "--schema", self.schema, "--sink", &path("sink")].map(str::to_owned).to_vec();
         let batch = scenario.batch.min(20).to_string();
         let callers = scenario.callers.clamp(3, 16).to_string();
-        for (option, value) in [
+        let of_callers = [
             ("--acknowledged", path(&format!("acknowledged-{index}"))),
             ("--family", family.stream(0).to_string()),
             ("--streams", scenario.streams.min(STREAMS).to_string()),
             ("--callers", callers),
             ("--batch", batch),
             ("--pause-ms", "20".to_owned()),
-        ] {
+        ];
+        for (option, value) in of_callers.into_iter().filter(|_| !self.relays) {
             arguments.extend([option.to_owned(), value]);
         }
         if let Some(config) = args.load.config.first() {
@@ -279,6 +353,7 @@ impl Stage<'_> {
         scene: &mut Scene,
         family: StreamFamily,
         acknowledged: &Arc<Mutex<Vec<Stored>>>,
+        sent: Option<&[Sent]>,
     ) -> Result<()> {
         let deadline = Instant::now() + QUIET_MAX;
         let mut last = (0, Instant::now());
@@ -289,10 +364,14 @@ impl Stage<'_> {
                 last = (count, Instant::now());
             }
             let silent = last.1.elapsed() > QUIET;
-            if silent
-                && (judge(&self.evidence(family, acknowledged, scene.engines.len()).await?).lost == 0
-                    || last.1.elapsed() > QUIET * 5)
-            {
+            if silent && last.1.elapsed() > QUIET * 5 {
+                return Ok(());
+            }
+            let relayed = match sent {
+                Some(sent) if silent => self.relayed(sent).await?.is_complete() && scene.unsettled().await == 0,
+                _ => true,
+            };
+            if silent && relayed && judge(&self.evidence(family, acknowledged, scene.engines.len()).await?).lost == 0 {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -338,6 +417,20 @@ impl Stage<'_> {
         })
     }
 
+    /// What came of what was sent.
+    async fn relayed(&self, sent: &[Sent]) -> Result<Relayed> {
+        let client = self.target.connect().await?;
+        let effects = relay::EFFECTS.replace('@', &quoted(self.schema));
+        let effect = |row: &tokio_postgres::Row| Effect {
+            message_id: row.get(0),
+            at_s: row.get(1),
+            backend: row.get(2),
+            attempt: row.get(3),
+        };
+        let effects: Vec<Effect> = client.query(&effects, &[]).await?.iter().map(effect).collect();
+        Ok(relay_oracle::judge(sent, &effects, &journal::read(&self.directory.join("journal"))?))
+    }
+
     async fn stored(&self, client: &Client, sql: &str) -> Result<Vec<Stored>> {
         let rows = client.query(&sql.replace('@', &quoted(self.schema)), &[]).await?;
         let stored = rows.iter().map(|row| Stored {
@@ -348,5 +441,32 @@ impl Stage<'_> {
             payload_hash: hash_of(row.get(4)),
         });
         Ok(stored.collect())
+    }
+}
+
+/// Whether a deadlock is one with a foreign writer, by the statements that the server's log explains it with.
+fn is_foreign(conflict: &str) -> bool {
+    let explained = conflict.split("HINT:").next().unwrap_or(conflict);
+    conflict.contains("deadlock detected") && explained.contains(foreign::MARK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadlock_among_engines_is_told_apart_from_one_with_a_foreign_writer() {
+        let of = |error: &str, first: &str, second: &str, later: &str| {
+            format!(
+                "corelane/x ERROR:  {error}\ncorelane/x DETAIL:  ...\n\tProcess 1: {first}\n\tProcess 2: {second}\nHINT: {later}"
+            )
+        };
+        let foreign = "/* foreign */ select 1";
+        assert!(is_foreign(&of("deadlock detected", "select 2", foreign, "")));
+        assert!(
+            !is_foreign(&of("deadlock detected", "select 2", "select 3", foreign)),
+            "a later line of somebody else"
+        );
+        assert!(!is_foreign(&of("could not serialize access", "select 2", foreign, "")));
     }
 }

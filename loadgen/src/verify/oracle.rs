@@ -61,21 +61,29 @@ pub struct Verdict {
     pub numbers_given_twice: u64,
     /// Streams whose versions are not 1, 2, 3 ….
     pub version_gaps: u64,
+    /// Effects of one arrival beyond the first (`relay`).
+    pub double_effects: u64,
 }
 
 impl Verdict {
     /// Whether a promise was broken.
     #[must_use]
     pub fn broken(&self, copies_max: u64) -> bool {
-        let findings = [
-            self.order_violations,
-            self.lost,
-            self.phantoms,
-            self.altered,
-            self.numbers_given_twice,
-            self.version_gaps,
-        ];
-        findings.iter().any(|found| *found > 0) || self.copies > copies_max
+        self.findings().iter().any(|(_, found)| *found > 0) || self.copies > copies_max
+    }
+
+    /// What must be 0, with its name.
+    #[must_use]
+    pub fn findings(&self) -> [(&'static str, u64); 7] {
+        [
+            ("order violations", self.order_violations),
+            ("lost", self.lost),
+            ("events published that are not stored", self.phantoms),
+            ("altered", self.altered),
+            ("numbers given twice", self.numbers_given_twice),
+            ("streams with gaps in their versions", self.version_gaps),
+            ("double effects", self.double_effects),
+        ]
     }
 }
 

@@ -18,6 +18,7 @@ use crate::failure::{Failure, Result};
 pub struct Process {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    extra: Vec<(String, String)>,
     running: Option<Running>,
 }
 
@@ -34,7 +35,7 @@ impl Process {
     /// # Errors
     /// Of the system.
     pub fn start(arguments: Vec<String>, environment: Vec<(String, String)>) -> Result<Self> {
-        let mut this = Self { arguments, environment, running: None };
+        let mut this = Self { arguments, environment, extra: Vec::new(), running: None };
         this.start_again()?;
         Ok(this)
     }
@@ -48,9 +49,11 @@ impl Process {
         let mut command = Command::new(program);
         command
             .args(&self.arguments)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .envs(self.environment.iter().chain(&self.extra).map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ctrl-C is for this process, which ends its children itself.
+            .process_group(0)
             .kill_on_drop(true);
         let parent = std::process::id();
         // SAFETY: between fork and exec only async-signal-safe calls are made.
@@ -67,6 +70,11 @@ impl Process {
         };
         self.running = Some(Running { child, orders, answers: BufReader::new(answers).lines() });
         Ok(())
+    }
+
+    /// What it finds in its environment from its next start on, beside what it was first started with.
+    pub fn beside_environment(&mut self, variables: Vec<(String, String)>) {
+        self.extra = variables;
     }
 
     /// Kills it and waits for its end.

@@ -18,6 +18,9 @@ pub struct Migrate {
     /// Give this role what a service's engine needs in the schema.
     #[arg(long, value_name = "ROLE")]
     grant_to: Option<String>,
+    /// Let this role truncate streams and erase events (`truncate_stream`, `erase_events`), which a service may not.
+    #[arg(long, value_name = "ROLE")]
+    grant_operator_to: Option<String>,
 }
 
 impl Migrate {
@@ -42,6 +45,10 @@ impl Migrate {
         if let Some(role) = &self.grant_to {
             grants::grant(&client, &schema, role).await?;
             println!("role {role:?} may work with it");
+        }
+        if let Some(role) = &self.grant_operator_to {
+            grants::grant_operator(&client, &schema, role).await?;
+            println!("role {role:?} may truncate streams and erase events");
         }
         Ok(())
     }

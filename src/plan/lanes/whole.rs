@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Lane, LaneState, Lanes, NONE, Source};
+use super::{Lane, LaneIndex, LaneState, Lanes, NONE, Source};
 
 impl Lanes {
     /// Every message in a lane, with its partition.
@@ -22,9 +22,14 @@ impl Lanes {
         }
     }
 
-    /// Whether all lanes are so.
-    pub fn all(&self, is_so: impl Fn(&Lane) -> bool) -> bool {
-        self.lanes.iter().filter(|lane| lane.used).all(is_so)
+    /// A lane that is so, if there is one; the search begins at the place of the last one that was found, and goes round.
+    /// So a question that is asked again and again until no lane is so any more walks over most lanes once.
+    #[must_use]
+    pub fn find_from(&self, place: LaneIndex, is_so: impl Fn(&Lane) -> bool) -> Option<LaneIndex> {
+        let count = self.lanes.len();
+        let from = (place.0 as usize).min(count);
+        let is_so = |index: &usize| self.lanes[*index].used && is_so(&self.lanes[*index]);
+        (from..count).chain(0..from).find(is_so).map(|index| LaneIndex(index as u32))
     }
 
     /// Lanes of such partitions go away with their messages, which are handed out. None of them may be in flight.

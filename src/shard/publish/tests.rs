@@ -9,7 +9,7 @@ use super::*;
 use crate::batch::{NewRow, Rows};
 use crate::envelope::Trace;
 use crate::ids::Incarnation;
-use crate::plan::retry::MaySend;
+use crate::plan::pause::MaySend;
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::HeldPartition;
 use crate::shard::pending_tests::state;

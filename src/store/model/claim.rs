@@ -12,12 +12,12 @@ use super::database::{Body, Database, Log, Reference};
 use super::flush::{ModelStore, insert, numbered, stream_key};
 use super::locks::Key;
 use super::transaction::Tx;
-use crate::batch::{DestinationId, Rows};
+use crate::batch::{DestinationId, ROW_REPLAYED, Rows};
 use crate::ids::Incarnation;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{
-    ClaimReply, ClaimRequest, ClaimedLog, LoadReply, ParkedLane, ReadPosition, Release, StoreError,
+    ClaimReply, ClaimRequest, ClaimedLog, LOOK_BESIDE, LoadReply, ParkedLane, ReadPosition, Release, StoreError,
 };
 
 struct Request {
@@ -83,7 +83,12 @@ impl ModelStore {
                         None => database.body_of(lane_id, *stream_seq, kept.version, &snapshot),
                     };
                     match body {
-                        Some(body) => push_reference(&mut rows, &body, destination),
+                        Some(body) => {
+                            push_reference(&mut rows, &body, destination);
+                            if let Some(flags) = rows.flags.last_mut().filter(|_| kept.given_back) {
+                                *flags |= ROW_REPLAYED;
+                            }
+                        }
                         None => tx.model.0.runtime.fail(format!("kept reference {lane_id} {stream_seq}: no message")),
                     }
                 }
@@ -146,7 +151,8 @@ impl ModelStore {
                         due_in_ms: in_ms(parked.due, now),
                     })
                     .collect();
-                Ok(LoadReply { epoch, resolved, parked })
+                let read_at = database.snapshot();
+                Ok(LoadReply { epoch, resolved, parked, read_at })
             })
             .await
     }
@@ -207,6 +213,12 @@ async fn claim(tx: Tx, request: Request) -> Result<ClaimReply, StoreError> {
             passed += log.references.len();
             for of in log.references.iter().filter(|of| request.partitions.contains(&of.partition)) {
                 streams.insert(of.lane_id);
+                if of.stream_seq <= LOOK_BESIDE {
+                    let row = reply.rows.push_missing(of.lane_id, of.partition, 0, of.destination);
+                    reply.rows.stream_seq[row] = of.stream_seq;
+                    reference_count += 1;
+                    continue;
+                }
                 match database.body_of(of.lane_id, of.stream_seq, of.version, &database.snapshot()) {
                     Some(body) => {
                         push_reference(&mut reply.rows, &body, of.destination);

@@ -77,6 +77,14 @@ impl ModelCoordination {
         });
     }
 
+    /// What was seen is old when it is known.
+    async fn age_view(&self) {
+        let us_max = self.model.0.settings.get().view_us_max;
+        if us_max > 0 {
+            self.model.0.runtime.dawdle(us_max).await;
+        }
+    }
+
     fn noted<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         if matches!(answer, Err(StoreError::ConnectionLost(_))) {
             self.end_session();
@@ -175,6 +183,7 @@ impl Coordination for ModelCoordination {
                         counter: of.counter,
                         expired: of.lease_until < now,
                         connected: tx.holder_but(tx.owner, Key::Alive(*other)).is_some(),
+                        direct: true,
                         owns: of.owns,
                         held: held(*other),
                     })
@@ -184,6 +193,7 @@ impl Coordination for ModelCoordination {
                 Ok(Members { others, free, position: database.next_position })
             })
             .await;
+        self.age_view().await;
         self.noted(answer)
     }
 
@@ -195,6 +205,7 @@ impl Coordination for ModelCoordination {
     async fn take_partitions(&self, incarnation: Incarnation, partitions: &[u32]) -> Result<Option<Taken>, StoreError> {
         let (number, wanted) = (incarnation.number, partitions.to_vec());
         let answer = self.model.call(move |tx| take(tx, number, wanted)).await;
+        self.age_view().await;
         self.noted(answer)
     }
 
@@ -206,6 +217,20 @@ impl Coordination for ModelCoordination {
 
     async fn announce(&self, _incarnation: Incarnation) -> Result<(), StoreError> {
         self.model.say(false);
+        Ok(())
+    }
+
+    async fn listen(&self) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    async fn test_listener(&self) -> Result<(), StoreError> {
+        let runtime = &self.model.0.runtime;
+        // A network that cuts connections swallows words as well.
+        if self.model.0.settings.get().cut_per_mille > 0 && runtime.per_mille(UNHEARD_PER_MILLE) {
+            return std::future::pending().await;
+        }
+        runtime.dawdle(NOTICE_US).await;
         Ok(())
     }
 
@@ -231,6 +256,26 @@ impl Coordination for ModelCoordination {
             runtime.sleep_until(runtime.now().plus_ms(10)).await;
         }
         Ok(false)
+    }
+
+    async fn withdraw_instance(&self, incarnation: Incarnation) -> Result<bool, StoreError> {
+        let number = incarnation.number;
+        let answer = self
+            .model
+            .call(async move |tx: Tx| {
+                tx.lock(Key::Row(number, ROW), true).await?;
+                tx.pause().await?;
+                let alive = tx.database().instances.get(&number).is_some_and(|of| of.alive);
+                tx.effect(move |database| {
+                    if let Some(of) = database.instances.get_mut(&number) {
+                        of.owns = false;
+                    }
+                });
+                tx.commit().await?;
+                Ok(alive)
+            })
+            .await;
+        self.noted(answer)
     }
 
     async fn deregister_instance(&self, incarnation: Incarnation) -> Result<(), StoreError> {

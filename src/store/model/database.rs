@@ -106,12 +106,16 @@ pub(super) struct Parked {
     pub partition: u32,
     pub attempts: i32,
     pub due: Tick,
+    pub held: bool,
+    pub stream_seq: i64,
 }
 
 pub(super) struct Kept {
     pub version: i64,
     /// Copied for a message of the outbox.
     pub body: Option<Body>,
+    /// By an operator.
+    pub given_back: bool,
 }
 
 /// A dead letter, as the simulation asks for it.
@@ -121,6 +125,14 @@ pub struct Dead {
     pub reason: i16,
     /// Attempts made.
     pub attempts: i32,
+}
+
+/// What a dead letter keeps of its message.
+#[derive(Clone)]
+pub(super) struct Buried {
+    pub partition: u32,
+    pub version: i64,
+    pub body: Option<Body>,
 }
 
 pub(super) struct Scheduled {
@@ -191,6 +203,9 @@ pub(super) struct Database {
     pub parked: BTreeMap<LaneKey, Parked>,
     pub kept: BTreeMap<(Uuid, DestinationId, i64), Kept>,
     pub dead: BTreeMap<(Uuid, DestinationId, i64), Dead>,
+    /// Everything that was ever dead, and of it what was discarded.
+    pub buried: BTreeMap<(Uuid, DestinationId, i64), Buried>,
+    pub discarded: BTreeSet<(Uuid, DestinationId, i64)>,
     pub scheduled: BTreeMap<i64, Scheduled>,
     pub next_scheduled: i64,
     /// Everything that was ever committed, in the order of visibility.
@@ -224,6 +239,8 @@ impl Database {
             parked: BTreeMap::new(),
             kept: BTreeMap::new(),
             dead: BTreeMap::new(),
+            buried: BTreeMap::new(),
+            discarded: BTreeSet::new(),
             scheduled: BTreeMap::new(),
             next_scheduled: 1,
             history: Vec::new(),

@@ -36,6 +36,8 @@ pub(super) enum Key {
     Row(i32, u16),
     /// The rows of the partitions.
     Partitions,
+    /// The parked row of a lane.
+    Lane(uuid::Uuid, crate::batch::DestinationId),
     /// A scheduled message.
     Scheduled(i64),
 }

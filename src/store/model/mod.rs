@@ -12,9 +12,11 @@ mod claim;
 mod coordination;
 mod database;
 mod door;
+mod find;
 mod flush;
 mod locks;
 mod maintenance;
+mod operator;
 mod settle;
 mod transaction;
 
@@ -36,6 +38,7 @@ pub use coordination::ModelCoordination;
 pub use database::{Committed, Dead};
 pub use door::{Isolation, NewMessage, Numbered, UserTransaction};
 pub use flush::ModelStore;
+pub use operator::DeadKey;
 
 use database::Database;
 use locks::Locks;
@@ -52,6 +55,8 @@ pub struct ModelSettings {
     pub commit_us_max: u64,
     /// Calls in a thousand that lose their connection at some moment.
     pub cut_per_mille: u64,
+    /// Longest time until a lease keeper knows what it asked of the members, or has taken.
+    pub view_us_max: u64,
     /// References in a log row.
     pub log_references_max: usize,
     /// Log rows that make a segment worth rotating.
@@ -67,6 +72,7 @@ impl Default for ModelSettings {
             statement_us_max: 300,
             commit_us_max: 2_000,
             cut_per_mille: 0,
+            view_us_max: 0,
             log_references_max: 3,
             rotate_rows: 40,
             rotate_ms: 60_000,
@@ -169,6 +175,11 @@ impl Model {
     /// Changes how calls from now on fare.
     pub fn set_cut_per_mille(&self, cut_per_mille: u64) {
         self.0.settings.set(ModelSettings { cut_per_mille, ..self.0.settings.get() });
+    }
+
+    /// Lease keepers know from now on what they ask for as soon as it is seen.
+    pub fn end_late_views(&self) {
+        self.0.settings.set(ModelSettings { view_us_max: 0, ..self.0.settings.get() });
     }
 
     /// Steps the database's clock.

@@ -1,13 +1,13 @@
 //! The model's `settle`: outcomes and the cursor in one transaction under the incarnation's fence.
 
-use super::database::{Cursor, Dead, Kept, Parked};
+use super::database::{Buried, Cursor, Dead, Kept, Parked};
 use super::flush::ModelStore;
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::ids::Incarnation;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
-use crate::seam::store::{DeadLetter, Drained, Park, SettleReply, SettleRequest, Spill, StoreError};
+use crate::seam::store::{DeadLetter, Drained, HELD_MS, Park, SettleReply, SettleRequest, Spill, StoreError};
 
 /// A settlement as the server gets it.
 struct Request {
@@ -78,6 +78,11 @@ async fn settle(tx: Tx, request: Request) -> Result<SettleReply, StoreError> {
         // Stands for the locks of the rows that are written: two settlements of a shard meet there.
         tx.lock(Key::Row(request.incarnation, request.shard), true).await?;
     }
+    let mut lanes: Vec<_> = request.unpark.iter().map(|(lane, destination, _)| (*lane, *destination)).collect();
+    lanes.sort_unstable();
+    for (lane, destination) in lanes {
+        tx.lock(Key::Lane(lane, destination), true).await?;
+    }
     tx.pause().await?;
     let unparked = write_outcomes(&tx, &request)?;
     tx.model.0.runtime.trace(|| {
@@ -127,7 +132,8 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
     let mut parked: Vec<_> = tx.database().parked.keys().copied().collect();
     for of in &request.spill {
         let key = (of.lane_id, of.destination, of.stream_seq);
-        if kept.contains(&key) {
+        // Buried before the last cursor, and read again since: an operator decides about it.
+        if kept.contains(&key) || tx.database().dead.contains_key(&key) {
             continue;
         }
         let body = tx.database().body_of(of.lane_id, of.stream_seq, of.version, &snapshot);
@@ -138,14 +144,15 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
         let body = body.filter(|_| of.version == 0);
         let version = of.version;
         tx.effect(move |database| {
-            database.kept.insert(key, Kept { version, body });
+            database.kept.insert(key, Kept { version, body, given_back: false });
         });
         kept.push(key);
     }
     for of in &request.park {
         let key = (of.lane_id, of.destination);
         let due = now.plus_ms(of.due_in_ms.max(0) as u64);
-        let row = Parked { partition: of.partition, attempts: of.attempts, due };
+        let (held, stream_seq) = (of.due_in_ms >= HELD_MS, of.stream_seq);
+        let row = Parked { partition: of.partition, attempts: of.attempts, due, held, stream_seq };
         tx.effect(move |database| {
             database.parked.insert(key, row);
         });
@@ -154,7 +161,7 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
     for of in &request.spill {
         // A kept reference never stands without its lane's row, or the next owner would not find it.
         let key = (of.lane_id, of.destination);
-        let row = Parked { partition: of.partition, attempts: 0, due: now };
+        let row = Parked { partition: of.partition, attempts: 0, due: now, held: false, stream_seq: of.stream_seq };
         tx.effect(move |database| {
             database.parked.entry(key).or_insert(row);
         });
@@ -170,8 +177,15 @@ fn write_outcomes(tx: &Tx, request: &Request) -> Result<Vec<bool>, StoreError> {
     for of in &request.dead {
         let key = (of.lane_id, of.destination, of.stream_seq);
         let dead = Dead { reason: of.reason, attempts: of.attempts };
+        let body = {
+            let database = tx.database();
+            let kept = database.kept.get(&key).and_then(|kept| kept.body.clone());
+            kept.or_else(|| database.body_of(of.lane_id, of.stream_seq, of.version, &snapshot))
+        };
+        let buried = Buried { partition: of.partition, version: of.version, body };
         tx.effect(move |database| {
             database.dead.entry(key).or_insert(dead);
+            database.buried.entry(key).or_insert(buried);
             database.kept.remove(&key);
         });
         kept.retain(|other| *other != key);

@@ -5,12 +5,12 @@
 use std::pin::pin;
 
 use futures_util::TryStreamExt;
-use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
 
-use super::{Connection, Sql};
-use crate::batch::{DestinationId, NewRow, Rows};
+use super::send::{Connection, Sql, malformed, only, takes};
+use crate::batch::{DestinationId, NewRow, ROW_REPLAYED, Rows};
 use crate::envelope::Trace;
 use crate::ids::{Epoch, Incarnation};
 use crate::plan::snapshot::Snapshot;
@@ -27,32 +27,40 @@ pub(super) fn claim_sql(schema: &str) -> Sql {
          scheduled_in_ms \
          from {schema}.claim_work($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
     );
-    Sql { slot: 3, text }
+    let takes = takes![
+        INT4, INT2, INT8, INT8_ARRAY, INT8, INT8_ARRAY, INT8, INT8, INT8, INT8, INT4_ARRAY, INT8_ARRAY, INT4, INT4
+    ];
+    Sql { slot: 3, text, takes }
 }
 
 pub(super) fn claim_parked_sql(schema: &str) -> Sql {
     let text = format!(
         "select stream_seq, version, span_id, stream_id, message_id, correlation_id, causation_id, trace_id, \
-         partition, trace_flags, type_name, content_type, metadata, payload \
+         partition, trace_flags, type_name, content_type, metadata, payload, replayed \
          from {schema}.claim_parked($1, $2, $3)"
     );
-    Sql { slot: 4, text }
+    Sql { slot: 4, text, takes: takes![UUID, TEXT, INT4] }
 }
 
 pub(super) fn release_scheduled_sql(schema: &str) -> Sql {
-    Sql { slot: 5, text: format!("select {schema}.release_scheduled($1, $2, $3)") }
+    Sql {
+        slot: 5,
+        text: format!("select {schema}.release_scheduled($1, $2, $3)"),
+        takes: takes![INT4, INT4_ARRAY, INT4],
+    }
 }
 
 pub(super) fn load_sql(schema: &str) -> Sql {
     let text = format!(
-        "select partition, base, cursor, lane_id, destination, attempts, due_in_ms, {schema}.wh_epoch_token() \
-         from {schema}.load_shard($1, $2)"
+        "select partition, base, cursor, lane_id, destination, attempts, due_in_ms, {schema}.wh_epoch_token(), \
+         pg_current_snapshot()::text from {schema}.load_shard($1, $2)"
     );
-    Sql { slot: 6, text }
+    Sql { slot: 6, text, takes: takes![INT4, INT4_ARRAY] }
 }
 
 pub(super) fn keep_sql(schema: &str) -> Sql {
-    Sql { slot: 7, text: format!("select {schema}.keep_resolved($1, $2, $3, $4::text[]::pg_snapshot[])") }
+    let text = format!("select {schema}.keep_resolved($1, $2, $3, $4::text[]::pg_snapshot[])");
+    Sql { slot: 7, text, takes: takes![INT4, UUID, INT4_ARRAY, TEXT_ARRAY] }
 }
 
 /// Columns of `claim_work` behind those of the message.
@@ -76,7 +84,6 @@ pub(super) async fn claim_work(
     sql: &Sql,
     request: &ClaimRequest<'_>,
 ) -> Result<ClaimReply, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let ReadPosition { read, page, range } = request.position;
     let shard = request.shard as i16;
     let read_xmax = read.xmax() as i64;
@@ -104,7 +111,10 @@ pub(super) async fn claim_work(
         &rows_max,
         &streams_max,
     ];
-    let stream = connection.client.query_raw(&statement, parameters).await?;
+    connection.send(sql, &parameters, async |rows| read_claim(rows, request).await).await
+}
+
+async fn read_claim(stream: RowStream, request: &ClaimRequest<'_>) -> Result<ClaimReply, StoreError> {
     let mut stream = pin!(stream);
     let first = stream.try_next().await?.ok_or_else(|| malformed("no first row"))?;
     let mut reply = first_row(&first, request.position)?;
@@ -116,7 +126,9 @@ pub(super) async fn claim_work(
         let lane_id = row.try_get(column::LANE_ID)?;
         let name = row.try_get(column::DESTINATION)?;
         match names.get(name) {
-            Ok(destination) => push(&mut reply.rows, &row, lane_id, destination)?,
+            Ok(destination) => {
+                push(&mut reply.rows, &row, lane_id, destination)?;
+            }
             Err(why) => push_unnamed(&mut reply.rows, &row, lane_id, name, &why)?,
         }
     }
@@ -166,7 +178,7 @@ fn first_row(row: &Row, before: &ReadPosition) -> Result<ClaimReply, StoreError>
 }
 
 /// Appends one reference as a row of its own. The message's columns come first in both statements.
-fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -> Result<(), StoreError> {
+fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -> Result<usize, StoreError> {
     let message_id: Option<Uuid> = row.try_get(4)?;
     let stream_seq: i64 = row.try_get(0)?;
     let version: i64 = row.try_get(1)?;
@@ -175,7 +187,7 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
         let index = rows.push_missing(lane_id, partition, version, destination);
         rows.stream_seq[index] = stream_seq;
         rows.version[index] = version;
-        return Ok(());
+        return Ok(index);
     };
     let trace = match row.try_get::<_, Option<Uuid>>(7)? {
         Some(trace_id) => Trace {
@@ -206,7 +218,7 @@ fn push(rows: &mut Rows, row: &Row, lane_id: Uuid, destination: DestinationId) -
     rows.lane_id[index] = lane_id;
     rows.stream_seq[index] = stream_seq;
     rows.version[index] = version;
-    Ok(())
+    Ok(index)
 }
 
 /// The same for one whose destination has no number here: an outcome of this reference, not of the whole page.
@@ -225,17 +237,22 @@ pub(super) async fn claim_parked(
     destination: DestinationId,
     rows_max: usize,
 ) -> Result<Rows, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let rows_max = i32::try_from(rows_max).unwrap_or(i32::MAX);
     let name = destination.name();
     let parameters: [&(dyn ToSql + Sync); 3] = [&lane_id, &name, &rows_max];
-    let stream = connection.client.query_raw(&statement, parameters).await?;
-    let mut stream = pin!(stream);
-    let mut rows = Rows::default();
-    while let Some(row) = stream.try_next().await? {
-        push(&mut rows, &row, lane_id, destination)?;
-    }
-    Ok(rows)
+    let read = async |stream: RowStream| {
+        let mut stream = pin!(stream);
+        let mut rows = Rows::default();
+        while let Some(row) = stream.try_next().await? {
+            // In a lane of a replay the messages are of another stream than the lane's id says.
+            let index = push(&mut rows, &row, row.try_get::<_, Option<Uuid>>(3)?.unwrap_or(lane_id), destination)?;
+            if row.try_get(14)? {
+                rows.flags[index] |= ROW_REPLAYED;
+            }
+        }
+        Ok(rows)
+    };
+    connection.send(sql, &parameters, read).await
 }
 
 pub(super) async fn release_scheduled(
@@ -245,11 +262,10 @@ pub(super) async fn release_scheduled(
     partitions: &[u32],
     rows_max: usize,
 ) -> Result<usize, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let partitions = columns::of_u32(partitions);
     let rows_max = i32::try_from(rows_max).unwrap_or(i32::MAX);
     let parameters: [&(dyn ToSql + Sync); 3] = [&incarnation.number, &partitions, &rows_max];
-    let row = connection.client.query_one(&statement, &parameters).await?;
+    let row = only(connection.rows(sql, &parameters).await?)?;
     Ok(row.try_get::<_, i32>(0)? as usize)
 }
 
@@ -259,17 +275,22 @@ pub(super) async fn load(
     incarnation: Incarnation,
     partitions: &[u32],
 ) -> Result<LoadReply, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let wanted = columns::of_u32(partitions);
     let parameters: [&(dyn ToSql + Sync); 2] = [&incarnation.number, &wanted];
-    let stream = connection.client.query_raw(&statement, parameters).await?;
+    connection.send(sql, &parameters, async |rows| read_load(rows, partitions).await).await
+}
+
+async fn read_load(stream: RowStream, partitions: &[u32]) -> Result<LoadReply, StoreError> {
     let mut stream = pin!(stream);
-    let mut epoch = None;
+    let (mut epoch, mut read_at) = (None, None);
     let mut resolved: Vec<Option<Snapshot>> = vec![None; partitions.len()];
     let mut parked = Vec::new();
     let mut names = NameCache::default();
     while let Some(row) = stream.try_next().await? {
         epoch = Some(Epoch(row.try_get(7)?));
+        if read_at.is_none() {
+            read_at = Some(snapshot(row.try_get(8)?)?);
+        }
         let partition = row.try_get::<_, i32>(0)? as u32;
         if let Some(lane_id) = row.try_get::<_, Option<Uuid>>(3)? {
             let name: &str = row.try_get(4)?;
@@ -293,8 +314,8 @@ pub(super) async fn load(
         }
     }
     let resolved = resolved.into_iter().collect::<Option<Vec<_>>>();
-    match (resolved, epoch) {
-        (Some(resolved), Some(epoch)) => Ok(LoadReply { epoch, resolved, parked }),
+    match (resolved, epoch, read_at) {
+        (Some(resolved), Some(epoch), Some(read_at)) => Ok(LoadReply { epoch, resolved, parked, read_at }),
         // Lost again since it was taken: the lease keeper will say so.
         _ => Err(StoreError::Transient {
             sqlstate: "CL003".to_owned(),
@@ -305,10 +326,6 @@ pub(super) async fn load(
 
 fn snapshot(text: &str) -> Result<Snapshot, StoreError> {
     Snapshot::parse(text).ok_or_else(|| malformed("not a snapshot"))
-}
-
-fn malformed(what: &str) -> StoreError {
-    StoreError::Refused { sqlstate: "CL000".to_owned(), text: format!("unexpected answer: {what}") }
 }
 
 /// The numbers of the names in one answer: most rows bear the name of the row before.
@@ -334,10 +351,9 @@ pub(super) async fn keep(
     incarnation: Incarnation,
     kept: &Release,
 ) -> Result<(), StoreError> {
-    let statement = connection.prepare(sql).await?;
     let epoch = kept.epoch.map(|epoch| epoch.0);
     let (partitions, resolved) = columns::of_resolved(&kept.partitions);
     let parameters: [&(dyn ToSql + Sync); 4] = [&incarnation.number, &epoch, &partitions, &resolved];
-    connection.client.execute(&statement, &parameters).await?;
+    connection.rows(sql, &parameters).await?;
     Ok(())
 }

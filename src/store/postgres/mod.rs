@@ -6,21 +6,25 @@
 //!   nothing may be sent behind it. The next call dials anew.
 //! - Deadlines belong to the callers: nothing here waits on a clock.
 //! - Everything is named with its schema: no connection state is relied upon, except for the lease keeper's session
-//!   lock.
+//!   lock and its listener.
 
 mod claim;
 mod coordination;
+mod ear;
 mod log;
+mod send;
 mod settle;
 mod store;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use tokio_postgres::{Client, Statement};
+use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-pub use coordination::{Ear, PostgresCoordination};
+pub use coordination::PostgresCoordination;
+pub use ear::Ear;
+use send::{Connection, Sql};
 
 use crate::batch::{DestinationId, Rows};
 use crate::ids::Incarnation;
@@ -32,31 +36,6 @@ use crate::store::connect::Connect;
 use crate::store::schema_name::SchemaName;
 use crate::store::sql::SCHEMA_VERSION;
 use crate::store::sqlstate::is_missing_object;
-
-/// A statement of the engine and its place in a connection's cache.
-#[derive(Clone, Debug)]
-struct Sql {
-    slot: usize,
-    text: String,
-}
-
-const STATEMENTS_MAX: usize = 12;
-
-struct Connection {
-    client: Client,
-    prepared: RefCell<[Option<Statement>; STATEMENTS_MAX]>,
-}
-
-impl Connection {
-    async fn prepare(&self, sql: &Sql) -> Result<Statement, StoreError> {
-        if let Some(statement) = &self.prepared.borrow()[sql.slot] {
-            return Ok(statement.clone());
-        }
-        let statement = self.client.prepare(&sql.text).await?;
-        self.prepared.borrow_mut()[sql.slot] = Some(statement.clone());
-        Ok(statement)
-    }
-}
 
 /// A connection that is dialled when it is needed.
 struct Line {
@@ -78,8 +57,8 @@ impl Call<'_> {
     async fn end<T>(mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         let result = match result {
             Err(StoreError::Refused { sqlstate, text }) if is_missing_object(&sqlstate) => {
-                let row = self.connection.client.query_one(&self.line.version_sql, &[]).await;
-                let installed = row.and_then(|row| row.try_get(0)).ok().flatten();
+                let rows = self.connection.client.query_typed(&self.line.version_sql, &[]).await.unwrap_or_default();
+                let installed = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
                 Err(StoreError::SchemaChanged { installed, wanted: SCHEMA_VERSION, sqlstate, text })
             }
             result => result,
@@ -120,7 +99,7 @@ impl Line {
             return Ok((Call { line: self, connection, ended: false }, false));
         }
         let client = self.connect.connect().await?;
-        let connection = Rc::new(Connection { client, prepared: RefCell::default() });
+        let connection = Rc::new(Connection::new(client, self.connect.manner()));
         // Another call may have dialled meanwhile: one of the two connections serves its call and goes.
         *self.connection.borrow_mut() = Some(connection.clone());
         Ok((Call { line: self, connection, ended: false }, true))
@@ -173,14 +152,14 @@ impl Texts {
     }
 }
 
-/// Every statement that shards and lease keeper send: what a schema has to answer for as long as a program of this
-/// version may run on it (see `store::sql`).
+/// Every statement that shards and lease keeper send, with the types of its parameters: what a schema has to answer for
+/// as long as a program of this version may run on it (see `store::sql`).
 #[must_use]
-pub fn statements(schema: &SchemaName) -> Vec<String> {
+pub fn statements(schema: &SchemaName) -> Vec<(String, &'static [Type])> {
     let Texts { store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep } =
         Texts::of(schema);
     let shards = [store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep];
-    shards.into_iter().map(|sql| sql.text).chain(coordination::statements(schema)).collect()
+    shards.into_iter().chain(coordination::statements(schema)).map(|sql| (sql.text, sql.takes)).collect()
 }
 
 impl Store for PostgresStore {

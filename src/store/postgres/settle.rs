@@ -3,7 +3,7 @@
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::{Connection, Sql};
+use super::send::{Connection, Sql, only, takes};
 use crate::batch::DestinationId;
 use crate::ids::{Epoch, Incarnation};
 use crate::seam::store::{SettleReply, SettleRequest, StoreError};
@@ -14,7 +14,13 @@ pub(super) fn settle_sql(schema: &str) -> Sql {
     let text = format!(
         "select fenced, epoch, unparked from {schema}.settle($1, $2, $3, $4, $5::text::pg_snapshot, {parameters})"
     );
-    Sql { slot: 2, text }
+    let takes = takes![
+        INT4, INT2, INT8, UUID, TEXT, UUID_ARRAY, TEXT_ARRAY, INT4_ARRAY, INT8_ARRAY, INT4_ARRAY, INT2_ARRAY,
+        TEXT_ARRAY, BOOL_ARRAY, INT8_ARRAY, UUID_ARRAY, TEXT_ARRAY, INT4_ARRAY, INT8_ARRAY, INT8_ARRAY, UUID_ARRAY,
+        TEXT_ARRAY, INT4_ARRAY, INT8_ARRAY, UUID_ARRAY, TEXT_ARRAY, INT4_ARRAY, INT8_ARRAY, INT8_ARRAY, INT4_ARRAY,
+        INT2_ARRAY, TEXT_ARRAY, BOOL_ARRAY, UUID_ARRAY, TEXT_ARRAY, INT4_ARRAY
+    ];
+    Sql { slot: 2, text, takes }
 }
 
 fn lanes<'a, T: Sync>(
@@ -51,7 +57,6 @@ pub(super) async fn settle(
     incarnation: Incarnation,
     request: &SettleRequest,
 ) -> Result<SettleReply, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let shard = request.shard as i16;
     let epoch = request.epoch.map(|epoch| epoch.0);
     let cursor = request.cursor.as_ref().map(ToString::to_string);
@@ -93,7 +98,7 @@ pub(super) async fn settle(
         &names(unpark, |item| item.1),
         &int4(unpark, |item| item.2 as i32),
     ];
-    let row = connection.client.query_one(&statement, &parameters).await?;
+    let row = only(connection.rows(sql, &parameters).await?)?;
     if row.try_get(0)? {
         return Ok(SettleReply::Fenced);
     }

@@ -6,12 +6,12 @@ use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::log::LogRows;
-use super::{Connection, Sql};
+use super::send::{Connection, Sql, only, takes};
 use crate::batch::{Rows, Span, is_scheduled};
 use crate::ids::Epoch;
 use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
-use crate::store::sqlstate::taken_lane;
+use crate::store::sqlstate::number_taken;
 
 pub(super) fn store_sql(schema: &str) -> Sql {
     let parameters = (1..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
@@ -19,18 +19,55 @@ pub(super) fn store_sql(schema: &str) -> Sql {
         "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version \
          from {schema}.store_shard_messages({parameters})"
     );
-    Sql { slot: 0, text }
+    let takes = takes![
+        INT4,
+        INT2,
+        INT8,
+        INT8,
+        INT8,
+        INT8_ARRAY,
+        UUID,
+        INT4_ARRAY,
+        BOOL,
+        INT4,
+        INT4,
+        INT2_ARRAY,
+        INT8_ARRAY,
+        INT8_ARRAY,
+        INT8_ARRAY,
+        UUID_ARRAY,
+        UUID_ARRAY,
+        UUID_ARRAY,
+        UUID_ARRAY,
+        UUID_ARRAY,
+        INT4_ARRAY,
+        INT2_ARRAY,
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        BYTEA_ARRAY,
+        BYTEA_ARRAY,
+        TIMESTAMPTZ_ARRAY,
+        INT4_ARRAY,
+        TEXT_ARRAY,
+        INT4_ARRAY,
+        BOOL_ARRAY,
+        INT4_ARRAY,
+        TEXT_ARRAY,
+        INT4_ARRAY,
+        INT2_ARRAY
+    ];
+    Sql { slot: 0, text, takes }
 }
 
 pub(super) fn find_flush_sql(schema: &str) -> Sql {
     let text = format!(
         "select xid, epoch, position, owned, last_seq, last_version from {schema}.find_flush($1, $2, $3, $4, $5, $6)"
     );
-    Sql { slot: 1, text }
+    Sql { slot: 1, text, takes: takes![INT4, INT2, INT8, INT8, UUID_ARRAY, INT4_ARRAY] }
 }
 
 pub(super) fn find_duplicates_sql(schema: &str) -> Sql {
-    Sql { slot: 7, text: format!("select {schema}.find_duplicates($1)") }
+    Sql { slot: 7, text: format!("select {schema}.find_duplicates($1)"), takes: takes![UUID_ARRAY] }
 }
 
 pub(super) async fn store(
@@ -38,7 +75,6 @@ pub(super) async fn store(
     sql: &Sql,
     request: &StoreRequest<'_>,
 ) -> Result<StoreReply, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let rows = Batches::new(request.batches);
     assert_eq!(rows.len(), request.row_stream.len(), "one stream index a row");
     let log = LogRows::of(request);
@@ -46,7 +82,7 @@ pub(super) async fn store(
     let (mut events, mut messages, mut scheduled) = (0i32, 0i32, 0i32);
     for (flags, due) in flags {
         match columns::kind(*flags, *due) {
-            1 => events += 1,
+            1 | 9 => events += 1,
             0 | 2 => messages += 1,
             _ => scheduled += 1,
         }
@@ -65,7 +101,9 @@ pub(super) async fn store(
     let written = |spans: &[Span]| spans.iter().any(|span| span.len > 0);
     let traced = has(&|rows| rows.trace.iter().any(|trace| !trace.is_none()));
 
-    let kind = (messages + scheduled > 0).then(|| rows.kinds());
+    let expected = has(&|rows| rows.has_expectations());
+
+    let kind = (messages + scheduled > 0 || expected).then(|| rows.kinds());
     let stream_seq = rows.numbers(|rows| &rows.stream_seq);
     let version = rows.numbers(|rows| &rows.version);
     let span_id = rows.column(
@@ -164,10 +202,12 @@ pub(super) async fn store(
         &log_row,
         &log_destination,
     ];
-    let row = connection.client.query_one(&statement, &parameters).await;
-    let row = row.map_err(|error| number_taken(&error, request))?;
+    let batches = || request.batches.iter().map(|rows| &**rows);
+    let rows = connection.rows(sql, &parameters).await.map_err(|error| number_taken(&error, batches()))?;
+    let row = only(rows)?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
-        return Ok(StoreReply::Busy { stream_id });
+        let Some(version) = row.try_get::<_, Option<Vec<i64>>>(7)? else { return Ok(StoreReply::Busy { stream_id }) };
+        return Ok(StoreReply::Conflict { found: stream_id.into_iter().zip(version).collect() });
     }
     let looked_up = match row.try_get::<_, Option<Vec<i64>>>(6)? {
         Some(seq) => Some(last_numbers(seq, row.try_get(7)?)),
@@ -183,22 +223,6 @@ pub(super) async fn store(
     }))
 }
 
-/// A number that was taken is a stream's (remembered wrongly), or the only one of a message without stream.
-fn number_taken(error: &tokio_postgres::Error, request: &StoreRequest<'_>) -> StoreError {
-    // No stream has the lane of a message without one (`ids::lane_of_message`). Scheduled ones get their numbers when
-    // they are due.
-    let message_of = |lane: Uuid| {
-        let is_such = |rows: &Rows, row: usize| rows.stream_id(row).is_none() && !rows.is_scheduled(row);
-        let row_of =
-            |rows: &Rows| rows.lane_id.iter().enumerate().position(|(row, of)| *of == lane && is_such(rows, row));
-        request.batches.iter().find_map(|rows| row_of(rows).map(|row| rows.message_id[row]))
-    };
-    match taken_lane(error).and_then(message_of) {
-        Some(message_id) => StoreError::DuplicateMessage { message_id },
-        None => StoreError::from_postgres(error),
-    }
-}
-
 pub(super) async fn find_flush(
     connection: &Connection,
     sql: &Sql,
@@ -207,14 +231,13 @@ pub(super) async fn find_flush(
     stream_rows: &[u32],
     since: u64,
 ) -> Result<Option<Stored>, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let shard = origin.shard as i16;
     let since = since as i64;
     let streams = columns::of_uuid(stream_id);
     let stream_rows = columns::of_u32(stream_rows);
     let parameters: [&(dyn ToSql + Sync); 6] =
         [&origin.incarnation.number, &shard, &origin.flush_number, &since, &streams, &stream_rows];
-    let Some(row) = connection.client.query_opt(&statement, &parameters).await? else {
+    let Some(row) = connection.rows(sql, &parameters).await?.into_iter().next() else {
         return Ok(None);
     };
     let seq = row.try_get::<_, Option<Vec<i64>>>(4)?.unwrap_or_default();
@@ -235,10 +258,9 @@ pub(super) async fn find_duplicates(
     sql: &Sql,
     message_id: &[Uuid],
 ) -> Result<Vec<Uuid>, StoreError> {
-    let statement = connection.prepare(sql).await?;
     let message_id = columns::of_uuid(message_id);
     let parameters: [&(dyn ToSql + Sync); 1] = [&message_id];
-    let rows = connection.client.query(&statement, &parameters).await?;
+    let rows = connection.rows(sql, &parameters).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
