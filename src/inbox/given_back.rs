@@ -7,8 +7,8 @@
 //!   gone back, and all behind it.
 //! - A give-back that failed is over with the lock time of what was to go back.
 //! - One give-back of a stream at a time is under way of what comes meanwhile: a broker that redelivers at once is not asked
-//!   in a circle. The others of it are left: neither renewed nor settled, they go back with what is in front of them, or
-//!   with their own lock time.
+//!   in a circle. The others of it are left, neither renewed nor settled. When all answers are there, the first that was
+//!   left of each turn is given back: what was delivered before the last answer may have gone back with it, or may not.
 //! - What is remembered is bounded, a stream's part of it too.
 
 use hashbrown::HashMap;
@@ -22,8 +22,8 @@ use crate::time::Tick;
 const KEPT_MS: u64 = 600_000;
 /// So many are remembered; of more the older half is forgotten, of which the broker has taken back all by then.
 const STREAMS_MAX: usize = 16_384;
-/// Of so many give-backs of a stream it is known what they began with; of more the oldest is forgotten, which costs another
-/// round at the broker.
+/// Of so many give-backs of a stream it is known what they began with, and of so many turns what was left first; of more the
+/// oldest is forgotten, which costs another round at the broker, or a lock time.
 const FIRSTS_MAX: usize = 4;
 
 /// A stream of a source.
@@ -59,14 +59,19 @@ struct Back {
     firsts: Vec<Uuid>,
     /// Their deliveries, while it is not known what became of them.
     open: Vec<Receipt>,
-    /// Every answer was that it has gone back now, and so what was left behind it.
-    has_taken: bool,
     /// What is asked for later than that comes in order.
     over: Tick,
-    /// The first that was left.
-    left: Option<(Uuid, Receipt)>,
+    /// The first that was left of each turn: what is of a turn before another may have gone back with it, or not.
+    left: Vec<Left>,
     noted: Tick,
     batch: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    turn: u64,
+    message_id: Uuid,
+    receipt: Receipt,
 }
 
 impl Back {
@@ -76,8 +81,16 @@ impl Back {
         }
         self.firsts.push(message_id);
         self.open.push(receipt);
-        self.has_taken = true;
-        self.left = None;
+    }
+
+    fn leave(&mut self, of: &Judged) {
+        if self.left.iter().any(|left| left.turn == of.turn) {
+            return;
+        }
+        if self.left.len() >= FIRSTS_MAX {
+            self.left.remove(0);
+        }
+        self.left.push(Left { turn: of.turn, message_id: of.message_id, receipt: of.receipt });
     }
 }
 
@@ -104,12 +117,13 @@ impl GivenBack {
         }
         if back.open.is_empty() && now >= back.over {
             // Delivered before, or after somebody else had what was given back.
+            back.left.clear();
             back.give(of.message_id, of.receipt);
             back.noted = now;
             self.open.insert((of.stream.0, of.receipt), of.stream.1);
             return Ruling::GiveBack;
         }
-        back.left.get_or_insert((of.message_id, of.receipt));
+        back.leave(&of);
         Ruling::Leave
     }
 
@@ -132,9 +146,8 @@ impl GivenBack {
             turn,
             firsts: Vec::new(),
             open: Vec::new(),
-            has_taken: true,
             over: Tick(0),
-            left: None,
+            left: Vec::new(),
             noted: now,
             batch,
         });
@@ -144,12 +157,12 @@ impl GivenBack {
             return;
         }
         // Which of two give-backs is in front is not known: neither's first proves anything.
-        let (is_open, left) = (!back.open.is_empty(), back.left.take());
+        let is_open = !back.open.is_empty();
         back.give(message_id, receipt);
         if is_open {
             back.firsts.clear();
         }
-        (back.left, back.batch) = (left, batch);
+        back.batch = batch;
         self.open.insert((stream.0, receipt), stream.1);
     }
 
@@ -161,17 +174,23 @@ impl GivenBack {
             let Some(back) = self.streams.get_mut(&(answered.source, lane_id)) else { continue };
             let Some(at) = back.open.iter().position(|open| open == receipt) else { continue };
             back.open.swap_remove(at);
-            back.has_taken &= *outcome == SettleOutcome::Settled;
             let over = if *outcome == SettleOutcome::Failed { answered.locks_end } else { answered.at };
             back.over = back.over.max(over);
             if !back.open.is_empty() {
                 continue;
             }
-            let left = back.left.take().filter(|_| !back.has_taken && back.over <= answered.at);
-            if let Some((message_id, receipt)) = left {
-                back.give(message_id, receipt);
-                self.open.insert((answered.source, receipt), lane_id);
-                next.push(receipt);
+            // Those of a broker that has not answered are over with their lock time, as that one is.
+            let left = std::mem::take(&mut back.left);
+            if back.over > answered.at {
+                continue;
+            }
+            for Left { message_id, receipt, .. } in &left {
+                back.give(*message_id, *receipt);
+                self.open.insert((answered.source, *receipt), lane_id);
+                next.push(*receipt);
+            }
+            if left.len() > 1 {
+                back.firsts.clear();
             }
         }
         next

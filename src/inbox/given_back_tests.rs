@@ -109,8 +109,46 @@ fn of_two_that_are_under_way_both_answers_are_waited_for() {
     assert_eq!(back.judge(judged(2, 6, 2), Tick(2)), Ruling::Leave);
     answer(&mut back, receipt(1, 5), SettleOutcome::Settled, 3);
     assert_eq!(back.judge(judged(2, 7, 4), Tick(4)), Ruling::Leave);
-    answer(&mut back, receipt(2, 5), SettleOutcome::Settled, 5);
-    assert_eq!(back.judge(judged(1, 8, 6), Tick(6)), Ruling::Fine);
+    let left = answer(&mut back, receipt(2, 5), SettleOutcome::Settled, 5);
+    assert_eq!(left, [receipt(2, 6), receipt(2, 7)], "whether they have gone back with the others is not known");
+    for left in left {
+        assert_eq!(back.judge(judged(1, 8, 6), Tick(6)), Ruling::Leave);
+        let next = answer(&mut back, left, SettleOutcome::LockLost, 7);
+        assert_eq!(next, if left == receipt(2, 6) { vec![] } else { vec![receipt(1, 8)] });
+    }
+    assert_eq!(back.judge(judged(1, 9, 7), Tick(8)), Ruling::Fine);
+}
+
+/// Each settled, and delivered again before their answers are read: nothing waits for its lock time.
+#[test]
+fn what_came_again_before_the_answers_of_two_were_read_goes_back_once_more() {
+    let mut back = GivenBack::default();
+    note(&mut back, &[1], 5, 0);
+    note(&mut back, &[2], 5, 0);
+    for message in 1..4 {
+        assert_eq!(back.judge(judged(message, 7, 1), Tick(2)), Ruling::Leave, "which was in front is not known");
+    }
+    assert!(answer(&mut back, receipt(1, 5), SettleOutcome::Settled, 3).is_empty());
+    assert_eq!(answer(&mut back, receipt(2, 5), SettleOutcome::Settled, 3), [receipt(1, 7)]);
+    for message in 1..4 {
+        assert_eq!(back.judge(judged(message, 8, 3), Tick(4)), Ruling::Fine);
+    }
+    assert!(answer(&mut back, receipt(1, 7), SettleOutcome::Settled, 5).is_empty());
+    assert!(back.streams.is_empty() && back.open.is_empty());
+}
+
+/// A turn that began behind what was left before: neither waits for its lock time.
+#[test]
+fn the_first_that_was_left_of_each_turn_goes_back() {
+    let mut back = GivenBack::default();
+    note(&mut back, &[1], 5, 0);
+    for (message, turn) in [(2, 5), (3, 5), (4, 6), (5, 6)] {
+        assert_eq!(back.judge(judged(message, turn, 1), Tick(1)), Ruling::Leave);
+    }
+    assert_eq!(answer(&mut back, receipt(1, 5), SettleOutcome::LockLost, 2), [receipt(2, 5), receipt(4, 6)]);
+    assert!(answer(&mut back, receipt(2, 5), SettleOutcome::Settled, 3).is_empty());
+    assert!(answer(&mut back, receipt(4, 6), SettleOutcome::LockLost, 3).is_empty());
+    assert_eq!(back.judge(judged(2, 7, 4), Tick(4)), Ruling::Fine);
 }
 
 #[test]

@@ -388,7 +388,8 @@ async fn each_bad_delivery_is_its_own_outcome_and_its_neighbours_are_handled() {
     assert_eq!(inbox.effects(bad.len()).await.len(), bad.len());
     let dead = inbox.broker.dead(SOURCE);
     assert_eq!(dead.len(), bad.len());
-    assert_eq!(dead.last().map(|dead| dead.reason), Some(FailureReason::MessageBodyTooLarge));
+    let too_large = dead.iter().filter(|dead| dead.reason == FailureReason::MessageBodyTooLarge).count();
+    assert_eq!(too_large, 2, "metadata and payload");
     assert!(dead.iter().all(|dead| !dead.text.is_empty()));
     engine.shutdown(Duration::from_secs(10)).await;
 }
@@ -493,6 +494,31 @@ async fn what_was_decided_behind_one_that_goes_back_goes_back_too_also_beyond_it
         }
         let engine = inbox.engine(inbox.broker.clone()).await;
         consume(&engine, fails("a1", 2, &calls)).await;
+        assert_eq!(inbox.effects(6).await, texts, "{rows_max} rows a commit");
+        inbox.settled().await;
+        engine.shutdown(Duration::from_secs(10)).await;
+    }
+}
+
+/// The same of one that the database refuses only when its transaction commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_decided_behind_one_that_the_commit_refuses_goes_back_with_it() {
+    for rows_max in ["1", "2", "6"] {
+        let inbox = Inbox::new().set("inbox.retry", "broker").set("inbox.commit_rows_max", rows_max);
+        let texts: Vec<String> = (1..=6).map(|n| format!("a{n}")).collect();
+        for text in &texts {
+            inbox.put(1, text);
+        }
+        let engine = inbox.engine(inbox.broker.clone()).await;
+        let refuses = "create sequence refused;
+            create function refuse() returns trigger language plpgsql as $$ begin
+              if nextval('refused') <= 2 then raise exception 'not yet' using errcode = 'check_violation'; end if;
+              return null;
+            end $$;
+            create constraint trigger refuse after insert on effect deferrable initially deferred
+              for each row when (new.text = 'a1') execute function refuse();";
+        inbox.client().await.batch_execute(refuses).await.unwrap();
+        consume(&engine, writes(|delivery, context| Box::pin(effect(delivery, context)))).await;
         assert_eq!(inbox.effects(6).await, texts, "{rows_max} rows a commit");
         inbox.settled().await;
         engine.shutdown(Duration::from_secs(10)).await;

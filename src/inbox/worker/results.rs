@@ -108,15 +108,38 @@ impl Worker {
 
     /// Makes what is decided durable, and settles it.
     pub(super) async fn commit(&mut self) {
+        let mut back = GoesBack::default();
+        self.commit_parts(&mut back).await;
+        if back.lanes.is_empty() {
+            return;
+        }
+        // What was decided behind them for a later commit, or waits, goes back at once with them, in order: of two
+        // give-backs nobody would know which comes first.
+        let GoesBack { mut slots, lanes } = back;
+        for decision in std::mem::take(&mut self.decisions) {
+            if lanes.contains(&decision.lane_id) && is_later(&decision) && !decision.is_stored {
+                self.lanes.committed(decision.lane_id, 1);
+                slots.push(decision.slot);
+            } else {
+                self.decisions.push(decision);
+            }
+        }
+        for lane_id in lanes {
+            slots.extend(self.lanes.clear(lane_id));
+        }
+        self.abandon(slots);
+    }
+
+    async fn commit_parts(&mut self, back: &mut GoesBack) {
         let count = self.decisions.len().min(self.parts.commit_gate.rows_max);
         let mut stack = vec![self.decisions.drain(..count).collect::<Vec<_>>()];
         self.first_decision = boot_time();
-        let (mut parked, mut abandoned): (HashSet<Uuid>, HashSet<Uuid>) = Default::default();
+        let mut parked: HashSet<Uuid> = HashSet::new();
         let mut pause_ms = TRANSIENT_PAUSE_MS.0;
         while let Some(mut batch) = stack.pop() {
-            let (brokers, rest) = divide(batch, &parked, &mut abandoned);
+            let (brokers, rest) = divide(batch, &parked, &mut back.lanes);
             batch = rest;
-            self.settle_brokers(brokers);
+            self.settle_brokers(brokers, back);
             if let Some(rest) = cut(&mut batch, self.in_transaction_max, self.parts.rules.commit_bytes_max) {
                 stack.push(rest);
             }
@@ -147,11 +170,7 @@ impl Worker {
                     }
                     self.committed(batch, &applied.fates, &mut parked);
                 }
-                Err(NotApplied::Again) => {
-                    // What was decided of its lane beyond this batch goes back with it: last of all.
-                    stack.insert(0, std::mem::take(&mut self.decisions));
-                    stack.push(batch);
-                }
+                Err(NotApplied::Again) => stack.push(batch),
                 Err(NotApplied::Full { at }) => {
                     stack.push(batch.split_off(at));
                     self.in_transaction_max = batch.iter().filter(|of| of.is_in_transaction()).count().max(1);
@@ -311,24 +330,16 @@ impl Worker {
         self.claim_at = self.claim_at.min(at);
     }
 
-    /// Decisions that the database has nothing to do with. What is abandoned takes with it, in order, what waits behind.
-    fn settle_brokers(&mut self, decisions: Vec<Decision>) {
-        let (mut slots, mut lanes) = (Vec::new(), Vec::new());
+    /// Decisions that the database has nothing to do with; those that go back to the broker are only noted.
+    fn settle_brokers(&mut self, decisions: Vec<Decision>, back: &mut GoesBack) {
         for Decision { slot, lane_id, verdict, .. } in decisions {
             match verdict {
                 Verdict::Refuse { reason, text } => self.refuse(slot, reason, text),
-                Verdict::Abandon => {
-                    slots.push(slot);
-                    lanes.push(lane_id);
-                }
+                Verdict::Abandon => back.slots.push(slot),
                 _ => _ = self.hand.remove(slot),
             }
             self.lanes.committed(lane_id, 1);
         }
-        for lane_id in lanes {
-            slots.extend(self.lanes.clear(lane_id));
-        }
-        self.abandon(slots);
     }
 
     pub(super) fn refuse(&mut self, slot: Slot, reason: FailureReason, text: String) {
@@ -364,6 +375,13 @@ impl Worker {
             self.arrived += 1;
         }
     }
+}
+
+/// What a commit gives back to the brokers: its messages in order, and their lanes.
+#[derive(Default)]
+struct GoesBack {
+    slots: Vec<Slot>,
+    lanes: HashSet<Uuid>,
 }
 
 /// Settlements by source, in order.
