@@ -80,6 +80,19 @@ pub fn effects_and_emits() -> impl Handler {
     })
 }
 
+/// A handler that writes its effect but for what is named, which fails so many times.
+pub fn fails(name: &'static str, times: usize, calls: &Calls) -> impl corelane::Handler + use<> {
+    let calls = calls.clone();
+    writes(move |delivery, context| {
+        let fails = text_of(delivery) == name && calls.note() < times;
+        Box::pin(async move {
+            if fails {
+                return Err(HandlerError::retry("not yet"));
+            }
+            effect(delivery, context).await
+        })
+    })
+}
 pub fn text_of(delivery: &Delivery) -> String {
     String::from_utf8_lossy(&delivery.payload).into_owned()
 }

@@ -6,30 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use corelane::transport::memory_broker::SettleFault;
-use corelane::{Consumer, FailureReason, HandlerError, MemoryBroker, Settlement};
+use corelane::{Consumer, FailureReason, HandlerError};
 use uuid::Uuid;
 
 use crate::inbox_kit::{
-    CONSUMER, Calls, Inbox, SOURCE, consume, does, does_in, effect, message, text_of, texts, writes,
+    CONSUMER, Calls, Inbox, SOURCE, consume, does, does_in, effect, fails, message, text_of, texts, writes,
 };
-use crate::support::{eventually, schema};
+use crate::support::eventually;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A handler that writes its effect but for what is named, which fails so many times.
-fn fails(name: &'static str, times: usize, calls: &Calls) -> impl corelane::Handler + use<> {
-    let calls = calls.clone();
-    writes(move |delivery, context| {
-        let fails = text_of(delivery) == name && calls.note() < times;
-        Box::pin(async move {
-            if fails {
-                return Err(HandlerError::retry("not yet"));
-            }
-            effect(delivery, context).await
-        })
-    })
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_waits_behind_its_failed_head_in_order_and_others_go_on() {
@@ -262,56 +247,6 @@ async fn one_whose_effects_the_database_refuses_is_found_among_its_neighbours() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_broker_is_to_retry_goes_back_with_those_behind_it_in_order() {
-    let inbox = Inbox::new().set("inbox.retry", "broker");
-    let engine = inbox.engine(inbox.broker.clone()).await;
-    let calls = Calls::default();
-    consume(&engine, fails("a2", 3, &calls)).await;
-    for text in ["a1", "a2", "a3", "a4"] {
-        inbox.put(1, text);
-    }
-    inbox.settled().await;
-    assert_eq!(inbox.effects(4).await, ["a1", "a2", "a3", "a4"]);
-    assert_eq!((calls.count(), inbox.broker.counts(SOURCE).completed), (4, 4));
-    assert_eq!((inbox.count("wh_inbox_seen").await, inbox.count("wh_inbox_parked").await), (4, 0));
-    engine.shutdown(Duration::from_secs(10)).await;
-}
-
-/// One that is given back does not reach the broker, or its answer is lost, while one behind it comes and goes back.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_comes_behind_one_that_is_on_its_way_back_does_not_overtake_it() {
-    // The last: it never reaches the broker, which has it back when its lock ends.
-    for (fault, faulty) in [(SettleFault::Lost, 2), (SettleFault::AnswerLost, 1), (SettleFault::Lost, 3)] {
-        let tried = Calls::default();
-        let noted = tried.clone();
-        let broker = MemoryBroker::with_faults(
-            2_000,
-            |_| 0,
-            move |delivery, settlement| {
-                let is_first = text_of(delivery) == "a1" && *settlement == Settlement::Abandon;
-                if is_first && noted.note() < faulty { fault } else { SettleFault::None }
-            },
-        );
-        let inbox = Inbox::in_schema(schema(), broker).set("inbox.retry", "broker");
-        let engine = inbox.engine(inbox.broker.clone()).await;
-        let calls = Calls::default();
-        consume(&engine, fails("a1", 1, &calls)).await;
-        inbox.put(1, "a1");
-        tried.wait_for(1).await;
-        for text in ["a2", "a3", "a4"] {
-            inbox.put(1, text);
-        }
-        inbox.put(2, "b1");
-        let effects = inbox.effects(5).await;
-        let of_a: Vec<&String> = effects.iter().filter(|text| text.starts_with('a')).collect();
-        assert_eq!(of_a, ["a1", "a2", "a3", "a4"], "{fault:?} {faulty} times");
-        inbox.settled().await;
-        assert_eq!(inbox.broker.counts(SOURCE).completed, 5);
-        engine.shutdown(Duration::from_secs(10)).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn what_is_settled_when_stored_is_handled_from_here_in_order() {
     let inbox = Inbox::new().set("inbox.settle", "stored");
     let engine = inbox.engine(inbox.broker.clone()).await;
@@ -480,47 +415,4 @@ async fn what_is_due_is_claimed_as_it_is_handled_and_no_sooner() {
     assert_eq!((metrics.rows_claimed.get(), metrics.handled.get()), (DUE as u64, DUE as u64));
     assert!(most > 0 && most <= IN_HAND_MAX, "{most} in hand");
     engine.shutdown(Duration::from_secs(10)).await;
-}
-
-/// What goes back to the broker takes along what was decided of its stream for a later commit.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_decided_behind_one_that_goes_back_goes_back_too_also_beyond_its_commit() {
-    for rows_max in ["1", "2", "3"] {
-        let inbox = Inbox::new().set("inbox.retry", "broker").set("inbox.commit_rows_max", rows_max);
-        let calls = Calls::default();
-        let texts: Vec<String> = (1..=6).map(|n| format!("a{n}")).collect();
-        for text in &texts {
-            inbox.put(1, text);
-        }
-        let engine = inbox.engine(inbox.broker.clone()).await;
-        consume(&engine, fails("a1", 2, &calls)).await;
-        assert_eq!(inbox.effects(6).await, texts, "{rows_max} rows a commit");
-        inbox.settled().await;
-        engine.shutdown(Duration::from_secs(10)).await;
-    }
-}
-
-/// The same of one that the database refuses only when its transaction commits.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_decided_behind_one_that_the_commit_refuses_goes_back_with_it() {
-    for rows_max in ["1", "2", "6"] {
-        let inbox = Inbox::new().set("inbox.retry", "broker").set("inbox.commit_rows_max", rows_max);
-        let texts: Vec<String> = (1..=6).map(|n| format!("a{n}")).collect();
-        for text in &texts {
-            inbox.put(1, text);
-        }
-        let engine = inbox.engine(inbox.broker.clone()).await;
-        let refuses = "create sequence refused;
-            create function refuse() returns trigger language plpgsql as $$ begin
-              if nextval('refused') <= 2 then raise exception 'not yet' using errcode = 'check_violation'; end if;
-              return null;
-            end $$;
-            create constraint trigger refuse after insert on effect deferrable initially deferred
-              for each row when (new.text = 'a1') execute function refuse();";
-        inbox.client().await.batch_execute(refuses).await.unwrap();
-        consume(&engine, writes(|delivery, context| Box::pin(effect(delivery, context)))).await;
-        assert_eq!(inbox.effects(6).await, texts, "{rows_max} rows a commit");
-        inbox.settled().await;
-        engine.shutdown(Duration::from_secs(10)).await;
-    }
 }

@@ -34,6 +34,7 @@ mod feed_kit;
 mod feed_server;
 mod idle;
 mod inbox;
+mod inbox_back;
 mod inbox_bounds;
 mod inbox_dead_letters;
 mod inbox_disturbed;
