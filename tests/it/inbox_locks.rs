@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use corelane::{FailureReason, HandlerError};
+use tokio::sync::Semaphore;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::inbox_kit::{CONSUMER, Inbox, consume, effect, writes};
+use crate::inbox_kit::{CONSUMER, Inbox, consume, does, effect, text_of, writes};
 use crate::support::{eventually, own_cluster_with, schema_on};
 
 const STREAMS: u128 = 40;
@@ -119,4 +120,77 @@ async fn a_commit_and_an_operator_who_gives_dead_letters_back_meet_over_no_two_l
     let effects: i64 = watch.query_one("select count(distinct message) from effect", &[]).await.unwrap().get(0);
     assert!(effects >= i64::try_from(ROUNDS).unwrap() * STREAMS as i64, "{effects}");
     assert_eq!(inbox.count("wh_inbox_parked").await, 0, "every lane is free");
+}
+
+/// A commit that keeps what failed in the higher lane and frees the lower one, while an operator has the lower one and then
+/// wants the higher: it waits for the lower with nothing in its hands.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_takes_the_lower_of_its_lanes_first_as_an_operator_does() {
+    let cluster = own_cluster_with(&["deadlock_timeout=10ms"]);
+    let inbox = Inbox::in_schema(schema_on(cluster.url("postgres")), corelane::MemoryBroker::new(300_000))
+        .set("inbox.workers", "1")
+        .set("inbox.commit_age_ms_max", "60000")
+        .set("inbox.handler_timeout_ms", "300000")
+        .set("retry.base_ms", "1");
+    let engine = inbox.engine(inbox.broker.clone()).await;
+    let calls: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
+    let (noted, gate) = (calls.clone(), Arc::new(Semaphore::new(0)));
+    let doors = gate.clone();
+    let handler = does(move |delivery, _| {
+        let (text, gate) = (text_of(delivery), doors.clone());
+        let call = {
+            let mut calls = noted.lock().unwrap();
+            let call = calls.entry(text.clone()).or_default();
+            *call += 1;
+            *call
+        };
+        Box::pin(async move {
+            let waits = async || gate.acquire().await.unwrap().forget();
+            match (text.as_str(), call) {
+                ("dies low" | "dies high", 1) => {
+                    Err(HandlerError::permanent(FailureReason::ValidationError, "dies once"))
+                }
+                ("low", 1) => Err(HandlerError::retry("the first time")),
+                ("low", 2) => Ok(waits().await),
+                ("high", 1) => {
+                    waits().await;
+                    Err(HandlerError::retry("the first time"))
+                }
+                _ => Ok(()),
+            }
+        })
+    });
+    let consumer = consume(&engine, handler).await;
+    let (watch, mut operator) = (inbox.client().await, inbox.client().await);
+    let called = async |text: &str, times: usize| {
+        let count = || async { calls.lock().unwrap().get(text).copied().unwrap_or_default() == times };
+        eventually(&format!("{text} is called {times} times"), PATIENCE, count).await;
+    };
+    inbox.put(1, "dies low");
+    inbox.put(2, "dies high");
+    let dead = "select count(*) from wh_inbox_dead_letter";
+    let are_dead = async || watch.query_one(dead, &[]).await.unwrap().get::<_, i64>(0) == 2;
+    eventually("both are dead", PATIENCE, are_dead).await;
+    inbox.put(1, "low");
+    called("low", 2).await;
+    inbox.put(2, "high");
+    called("high", 1).await;
+    let giving_back = operator.transaction().await.unwrap();
+    let retry = "select retried from retry_inbox_dead_letters(p_stream => $1, p_dry_run => false)";
+    for stream in [1, 2] {
+        let retried = giving_back.query_one(retry, &[&Uuid::from_u128(stream)]).await.unwrap().get::<_, i32>(0);
+        assert_eq!(retried, 1);
+        gate.add_permits(if stream == 1 { 2 } else { 0 });
+        eventually("the commit waits for the operator", PATIENCE, async || {
+            let sql = "select exists (select from pg_locks where not granted)";
+            watch.query_one(sql, &[]).await.unwrap().get(0)
+        })
+        .await;
+    }
+    giving_back.commit().await.unwrap();
+    eventually("all four are handled", PATIENCE, async || consumer.metrics().handled.get() == 4).await;
+    inbox.nothing_kept().await;
+    engine.shutdown(Duration::from_secs(10)).await;
+    let log = std::fs::read_to_string(cluster.log_path()).unwrap();
+    assert!(!log.contains("deadlock detected"), "{log}");
 }
