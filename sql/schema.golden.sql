@@ -1430,6 +1430,23 @@ CREATE FUNCTION corelane.load_shard(p_incarnation integer, p_partitions integer[
     where k.partition = any (p_partitions)
 $$;
 
+CREATE FUNCTION corelane.lock_inbox(p_consumer smallint, p_lane_ids uuid[], p_message_ids uuid[]) RETURNS integer
+    LANGUAGE sql
+    AS $$
+    with parked as (
+        insert into "corelane".wh_inbox_parked as k (due, lane_id, message_id, partition, attempts, consumer, reason)
+        select distinct on (m.lane_id) clock_timestamp(), m.lane_id, m.message_id,
+            "corelane".compute_partition(m.lane_id, (select i.partition_count from "corelane".wh_installation i)), 0,
+            p_consumer, 0
+        from unnest(p_lane_ids, p_message_ids) with ordinality m(lane_id, message_id, turn)
+        order by m.lane_id, m.turn
+        -- Locks the row that is there, and changes nothing.
+        on conflict (consumer, lane_id) do update set due = k.due where false
+        returning 1
+    )
+    select count(*)::int4 from parked
+$$;
+
 CREATE FUNCTION corelane.maintain_inbox(p_window interval, p_days_ahead integer DEFAULT 3, OUT made integer, OUT skipped integer, OUT truncated integer, OUT dropped integer, OUT blocked boolean, OUT more boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'corelane', 'pg_temp'
@@ -1822,7 +1839,9 @@ CREATE FUNCTION corelane.process_inbox_batch(p_worker uuid, p_consumer smallint,
 #variable_conflict use_column
 declare
     v_lease constant interval := p_lease_seconds * interval '1 second';
+    v_reported constant uuid[] := coalesce(p_completions, '{}') || coalesce(p_failures, '{}') || coalesce(p_renewals, '{}');
     v_states int2[];
+    v_new_lanes uuid[];
     v_row record;
 begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -1840,6 +1859,29 @@ begin
     from (values ('p_completions', cardinality(p_completions)), ('p_failures', cardinality(p_failures)),
         ('p_renewals', cardinality(p_renewals)), ('p_new_messages', cardinality(p_new_messages))) a(name, length);
 
+    if cardinality(v_reported) > 0 and cardinality(p_new_messages) > 0 then
+        -- The lanes of both in one pass: an operator takes them in this order too. Whatever was received before is freed
+        -- again below.
+        v_new_lanes := array(
+            select l.lane_id
+            from (
+                select distinct coalesce(m.stream_id, wh_lane(m.message_id)) as lane_id
+                from unnest(p_new_messages, p_new_stream_ids) m(message_id, stream_id)
+                where m.message_id is not null offset 0
+            ) l
+            where pg_try_advisory_xact_lock(wh_lock_class(0), wh_inbox_key(p_consumer, l.lane_id)));
+        perform lock_inbox(p_consumer, coalesce(array_agg(l.lane_id), '{}'), coalesce(array_agg(l.lane_id), '{}'))
+        from (
+            select u.lane_id from unnest(v_new_lanes) u(lane_id)
+            union
+            select r.lane_id
+            from (
+                select distinct i.lane_id from wh_inbox i
+                where i.consumer = p_consumer and i.message_id = any (v_reported) offset 0
+            ) r
+            where pg_try_advisory_xact_lock(wh_lock_class(0), wh_inbox_key(p_consumer, r.lane_id))
+        ) l;
+    end if;
     select d.completed, d.failed, d.unknown into completed, failed, unknown
     from wh_decide_inbox(p_worker, p_consumer, p_completions, p_failures, p_failure_reasons, p_failure_errors,
         p_renewals, v_lease, p_attempts_max, p_retry_base_ms, p_retry_cap_ms, p_hold) d;
@@ -1848,6 +1890,9 @@ begin
         v_states := wh_receive_inbox(p_consumer, p_new_messages, p_new_stream_ids, p_new_types, p_new_payloads,
             p_new_source, p_new_content_types, p_new_metadata, p_new_correlation_ids, p_new_causation_ids,
             p_new_trace_ids, p_new_span_ids, p_new_trace_flags);
+        delete from wh_inbox_parked k
+        where k.consumer = p_consumer and k.lane_id = any (v_new_lanes) and not k.held
+            and not exists (select from wh_inbox i where i.consumer = k.consumer and i.lane_id = k.lane_id);
         return query
         select 'new', n.message_id, n.state, null::int4, null::int4, null::int4, null::bool, null::uuid, null::uuid,
             null::uuid, null::uuid, null::uuid, null::int8, null::int2, null::timestamptz, null::int4, null::text,
@@ -4906,6 +4951,7 @@ CREATE FUNCTION corelane.wh_lease_inbox(p_worker uuid, p_consumer smallint, p_le
 declare
     v_now timestamptz := clock_timestamp();
     v_locked uuid[];
+    v_is_full bool;
 begin
     messages := '{}';
     more := false;
@@ -4926,10 +4972,12 @@ begin
     end if;
 
     -- Later statements than the locks: another one may have handled a lane meanwhile.
-    perform from wh_inbox_parked k
-    where k.consumer = p_consumer and k.lane_id = any (v_locked)
-    order by k.lane_id
-    for update;
+    v_is_full := cardinality(v_locked) = p_max_lanes;
+    v_locked := array(
+        select k.lane_id from wh_inbox_parked k
+        where k.consumer = p_consumer and k.lane_id = any (v_locked)
+        order by k.lane_id
+        for update skip locked);
     with lane as (
         select k.lane_id, k.due from wh_inbox_parked k
         where k.consumer = p_consumer and k.lane_id = any (v_locked) and k.due <= v_now
@@ -4954,7 +5002,7 @@ begin
         where k.consumer = p_consumer and k.lane_id = f.lane_id
     )
     select coalesce(array_agg(f.message_id order by f.nth) filter (where f.fits), '{}'),
-        coalesce(bool_or(not f.fits), false) or cardinality(v_locked) = p_max_lanes
+        coalesce(bool_or(not f.fits), false) or v_is_full
     into messages, more
     from fitting f;
     -- Somebody has deleted what was kept.
@@ -5924,6 +5972,26 @@ CREATE FUNCTION corelane.wh_status() RETURNS TABLE(what text, figure bigint, not
         format('partitions held by %s (%s), lease until %s%s', i.instance_name, i.service_name,
             i.lease_until::timestamptz(0), case when i.lease_until < clock_timestamp() then ', EXPIRED' end)
     from wh_instance i where i.state = 0 order by i.number)
+    union all
+    (select format('consumer_%s', c.consumer), (select count(*) from wh_inbox i where i.consumer = c.consumer),
+        format('messages kept for %s; %s lanes wait, %s of them for an operator%s; %s dead letters', c.name, k.parked, k.held,
+            ', the longest since ' || k.oldest::timestamptz(0),
+            (select count(*) from wh_inbox_dead_letter d where d.consumer = c.consumer))
+    from wh_consumer c
+    cross join lateral (
+        select count(*) as parked, count(*) filter (where p.held) as held, min(p.parked_at) as oldest
+        from wh_inbox_parked p where p.consumer = c.consumer
+    ) k
+    order by c.consumer)
+    union all
+    (select format('subscription_%s', s.subscription), m.events,
+        format('events not read by %s, the oldest %s s old; all is read to position %s; %s members%s', s.name,
+            m.oldest_age_ms / 1000, (
+                select min(p.floor) from wh_subscription_partition p where p.subscription = s.subscription),
+            m.members, nullif(format(', %s partitions WITHOUT ONE', m.partitions_free), ', 0 partitions WITHOUT ONE'))
+    from wh_subscription s
+    cross join lateral measure_subscription(s.name, 100000) m
+    order by s.subscription)
 $$;
 
 CREATE FUNCTION corelane.wh_store_locked(partition_count integer, message_ids uuid[], stream_ids uuid[], type_names text[], payloads bytea[], event_flags boolean[], destinations text[], reference_messages integer[], reference_destinations text[], correlation_ids uuid[], causation_ids uuid[], trace_ids uuid[], span_ids bigint[], trace_flags smallint[], content_types text[], metadata bytea[], dues timestamp with time zone[]) RETURNS TABLE(message_id uuid, partition integer, stream_seq bigint, version bigint, "position" bigint)

@@ -56,7 +56,17 @@ pub use store::schema_name::SchemaName;
 pub use transport::memory::MemoryTransport;
 pub use transport::memory_broker::MemoryBroker;
 
-/// The README's example is a test.
+/// The examples of README and docs are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// See [`Readme`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/recipes.md")]
+pub struct Recipes;
+
+/// See [`Readme`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/operating.md")]
+pub struct Operating;

@@ -362,18 +362,45 @@ fn each_acceptance_line_of_the_reference_is_held_by_tests_different_for_a_reason
 }
 
 #[test]
-fn the_readmes_tuning_table_is_the_codes() {
+fn the_tuning_tables_are_the_codes() {
     use corelane::config::{TABLE_BEGIN, TABLE_END, tuning_table};
-    let path = root().join("README.md");
-    let text = fs::read_to_string(&path).expect("README.md");
+    let path = root().join("docs/tuning.md");
+    let text = fs::read_to_string(&path).expect("docs/tuning.md");
     let (before, rest) = text.split_once(TABLE_BEGIN).expect("the table's begin");
     let (table, after) = rest.split_once(TABLE_END).expect("the table's end");
-    if table.trim() == tuning_table().trim() {
-        return;
+    if table.trim() != tuning_table().trim() {
+        assert!(
+            std::env::var_os("CORELANE_UPDATE_GOLDEN").is_some(),
+            "docs/tuning.md is behind src/config/keys.rs: CORELANE_UPDATE_GOLDEN=1 writes it anew"
+        );
+        fs::write(&path, format!("{before}{TABLE_BEGIN}\n{}{TABLE_END}{after}", tuning_table()))
+            .expect("docs/tuning.md");
     }
-    if std::env::var_os("CORELANE_UPDATE_GOLDEN").is_some() {
-        fs::write(&path, format!("{before}{TABLE_BEGIN}\n{}{TABLE_END}{after}", tuning_table())).expect("README.md");
-    } else {
-        panic!("README.md is behind src/config/keys.rs: CORELANE_UPDATE_GOLDEN=1 writes it anew");
+    // The README's short one says the same of what it names.
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let (_, short) = readme.split_once("| key | default | for |\n|---|---|---|\n").expect("the short table");
+    let rows: Vec<&str> = short.lines().take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 5, "{rows:?}");
+    let all = tuning_table();
+    for row in rows {
+        let begin = row.splitn(4, '|').take(3).collect::<Vec<_>>().join("|");
+        assert!(all.lines().any(|line| line.starts_with(&format!("{begin}|"))), "README.md: {row}");
     }
+}
+
+/// What a page of the documentation points to is there.
+#[test]
+fn the_pages_links_lead_somewhere() {
+    let pages = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "sql/README.md"].map(|name| root().join(name));
+    let mut wrong = Vec::new();
+    for path in pages.into_iter().chain(files("docs", ".md")) {
+        let text = fs::read_to_string(&path).expect("page");
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);
+        for link in links.filter(|link| !link.starts_with('#') && !link.contains("://") && link.ends_with(".md")) {
+            if !path.parent().expect("a directory").join(link).exists() {
+                wrong.push(format!("{}: {link}", shown(&path)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -103,7 +103,7 @@ pub async fn strategies(args: &StrategiesArgs) -> Result<Outcome> {
     Ok(Outcome { json, ending: Ending::of(broken) })
 }
 
-/// As it stands in the README.
+/// As it stands in docs/recipes.md.
 fn table(cells: &[Cell]) -> Table {
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);

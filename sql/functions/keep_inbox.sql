@@ -13,6 +13,7 @@
 -- locks: the rows it inserts; the rows of wh_inbox_parked, by ascending lane, those that were there too: who frees a lane
 --     at the same time without its lock (unpark_inbox) waits, and sees the body, or is waited for. The caller holds the
 --     lanes' locks (begin_inbox)
+--     Beside other calls for other lanes in one transaction: lock_inbox first, for all of them
 -- cost: one statement, a row a message, a probe and a lock a lane
 create or replace function @schema@.keep_inbox(
     p_consumer int2, p_source text, p_lane_ids uuid[], p_message_ids uuid[], p_stream_ids uuid[], p_type_names text[],

@@ -5,6 +5,7 @@
 -- out: how many lanes
 -- held: a lane that is held stays so: an operator lets it go on
 -- locks: the rows of wh_inbox_parked, by ascending lane. The caller holds the lanes' locks
+--     Beside other calls for other lanes in one transaction: lock_inbox first, for all of them
 -- cost: one statement, a row a lane
 create or replace function @schema@.park_inbox(
     p_consumer int2, p_lane_ids uuid[], p_message_ids uuid[], p_attempts int4[], p_reasons int2[], p_errors text[],

@@ -30,8 +30,8 @@
 --     effects in its transaction are rolled back with it. Somebody else has them, or will
 -- errors: 22023 for what is out of its range, by name, and at REPEATABLE READ or SERIALIZABLE; 55P03 where somebody stores
 --     in a stream of this worker's at this moment: run the transaction again; those of keep_inbox
--- locks: lanes (to the end of the transaction, by trying), then rows of wh_inbox_seen, wh_inbox, and wh_inbox_parked by
---     ascending lane: commit before handling
+-- locks: lanes (to the end of the transaction, by trying); rows of wh_inbox_parked, by ascending lane in one pass, or by
+--     trying; rows of wh_inbox_seen and wh_inbox: commit before handling, and call once a transaction
 -- cost: a constant number of statements; a probe or two a message, an update a lane
 create or replace function @schema@.process_inbox_batch(
     p_worker uuid, p_consumer int2, p_completions uuid[] default '{}', p_failures uuid[] default '{}',
@@ -55,7 +55,9 @@ as $$
 #variable_conflict use_column
 declare
     v_lease constant interval := p_lease_seconds * interval '1 second';
+    v_reported constant uuid[] := coalesce(p_completions, '{}') || coalesce(p_failures, '{}') || coalesce(p_renewals, '{}');
     v_states int2[];
+    v_new_lanes uuid[];
     v_row record;
 begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
@@ -73,6 +75,29 @@ begin
     from (values ('p_completions', cardinality(p_completions)), ('p_failures', cardinality(p_failures)),
         ('p_renewals', cardinality(p_renewals)), ('p_new_messages', cardinality(p_new_messages))) a(name, length);
 
+    if cardinality(v_reported) > 0 and cardinality(p_new_messages) > 0 then
+        -- The lanes of both in one pass: an operator takes them in this order too. Whatever was received before is freed
+        -- again below.
+        v_new_lanes := array(
+            select l.lane_id
+            from (
+                select distinct coalesce(m.stream_id, wh_lane(m.message_id)) as lane_id
+                from unnest(p_new_messages, p_new_stream_ids) m(message_id, stream_id)
+                where m.message_id is not null offset 0
+            ) l
+            where pg_try_advisory_xact_lock(wh_lock_class(0), wh_inbox_key(p_consumer, l.lane_id)));
+        perform lock_inbox(p_consumer, coalesce(array_agg(l.lane_id), '{}'), coalesce(array_agg(l.lane_id), '{}'))
+        from (
+            select u.lane_id from unnest(v_new_lanes) u(lane_id)
+            union
+            select r.lane_id
+            from (
+                select distinct i.lane_id from wh_inbox i
+                where i.consumer = p_consumer and i.message_id = any (v_reported) offset 0
+            ) r
+            where pg_try_advisory_xact_lock(wh_lock_class(0), wh_inbox_key(p_consumer, r.lane_id))
+        ) l;
+    end if;
     select d.completed, d.failed, d.unknown into completed, failed, unknown
     from wh_decide_inbox(p_worker, p_consumer, p_completions, p_failures, p_failure_reasons, p_failure_errors,
         p_renewals, v_lease, p_attempts_max, p_retry_base_ms, p_retry_cap_ms, p_hold) d;
@@ -81,6 +106,9 @@ begin
         v_states := wh_receive_inbox(p_consumer, p_new_messages, p_new_stream_ids, p_new_types, p_new_payloads,
             p_new_source, p_new_content_types, p_new_metadata, p_new_correlation_ids, p_new_causation_ids,
             p_new_trace_ids, p_new_span_ids, p_new_trace_flags);
+        delete from wh_inbox_parked k
+        where k.consumer = p_consumer and k.lane_id = any (v_new_lanes) and not k.held
+            and not exists (select from wh_inbox i where i.consumer = k.consumer and i.lane_id = k.lane_id);
         return query
         select 'new', n.message_id, n.state, null::int4, null::int4, null::int4, null::bool, null::uuid, null::uuid,
             null::uuid, null::uuid, null::uuid, null::int8, null::int2, null::timestamptz, null::int4, null::text,

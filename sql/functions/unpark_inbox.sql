@@ -3,6 +3,7 @@
 --     not parked. A lane that is held stays held: false
 -- locks: the rows of wh_inbox_parked, by ascending lane; what is kept is looked at in a later statement, since an
 --     operator may have given something back. The caller holds the lanes' locks
+--     Beside other calls for other lanes in one transaction: lock_inbox first, for all of them
 -- cost: two probes a lane
 create or replace function @schema@.unpark_inbox(p_consumer int2, p_lane_ids uuid[]) returns bool[]
 language plpgsql volatile

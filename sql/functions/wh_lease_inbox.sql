@@ -2,7 +2,8 @@
 -- in: see process_inbox_batch    out: messages, lane after lane, in each in the order of arrival; more: further ones may
 --     be due
 -- excludes: `due` ends with the lease, so nobody else claims the lane before; a session that handles it holds its lock
--- locks: lanes (to the end of the transaction, by trying); rows of wh_inbox_parked, by ascending lane
+-- locks: lanes (to the end of the transaction, by trying); rows of wh_inbox_parked, by trying: behind those that the call
+--     has taken so far it waits for none. A lane in which an operator gives something back comes with a later call
 -- cost: a row and a try a due lane, a hundred times p_max_lanes (or a thousand) at most, past those in others' hands; a probe a message, an update a lane
 create or replace function @schema@.wh_lease_inbox(
     p_worker uuid, p_consumer int2, p_lease interval, p_max_lanes int4, p_max_rows int4, p_max_bytes int8,
@@ -14,6 +15,7 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_locked uuid[];
+    v_is_full bool;
 begin
     messages := '{}';
     more := false;
@@ -34,10 +36,12 @@ begin
     end if;
 
     -- Later statements than the locks: another one may have handled a lane meanwhile.
-    perform from wh_inbox_parked k
-    where k.consumer = p_consumer and k.lane_id = any (v_locked)
-    order by k.lane_id
-    for update;
+    v_is_full := cardinality(v_locked) = p_max_lanes;
+    v_locked := array(
+        select k.lane_id from wh_inbox_parked k
+        where k.consumer = p_consumer and k.lane_id = any (v_locked)
+        order by k.lane_id
+        for update skip locked);
     with lane as (
         select k.lane_id, k.due from wh_inbox_parked k
         where k.consumer = p_consumer and k.lane_id = any (v_locked) and k.due <= v_now
@@ -62,7 +66,7 @@ begin
         where k.consumer = p_consumer and k.lane_id = f.lane_id
     )
     select coalesce(array_agg(f.message_id order by f.nth) filter (where f.fits), '{}'),
-        coalesce(bool_or(not f.fits), false) or cardinality(v_locked) = p_max_lanes
+        coalesce(bool_or(not f.fits), false) or v_is_full
     into messages, more
     from fitting f;
     -- Somebody has deleted what was kept.

@@ -1,7 +1,8 @@
 -- wh_status: what an operator wants to know at a glance.
 -- in: nothing
 -- out: a row a figure: what, figure, note (null where there is nothing to add)
--- locks: none    cost: one pass over the log: not for a dashboard that asks every second while a backlog is large
+-- locks: none    cost: one pass over the log, over what the inbox keeps, and over 100,000 events that a subscription has not
+--     read (where counting ends): not for a dashboard that asks every second while a backlog is large
 create or replace function @schema@.wh_status() returns table (what text, figure int8, note text)
 language sql stable
 set search_path = @schema@, pg_temp
@@ -41,4 +42,24 @@ as $$
         format('partitions held by %s (%s), lease until %s%s', i.instance_name, i.service_name,
             i.lease_until::timestamptz(0), case when i.lease_until < clock_timestamp() then ', EXPIRED' end)
     from wh_instance i where i.state = 0 order by i.number)
+    union all
+    (select format('consumer_%s', c.consumer), (select count(*) from wh_inbox i where i.consumer = c.consumer),
+        format('messages kept for %s; %s lanes wait, %s of them for an operator%s; %s dead letters', c.name, k.parked, k.held,
+            ', the longest since ' || k.oldest::timestamptz(0),
+            (select count(*) from wh_inbox_dead_letter d where d.consumer = c.consumer))
+    from wh_consumer c
+    cross join lateral (
+        select count(*) as parked, count(*) filter (where p.held) as held, min(p.parked_at) as oldest
+        from wh_inbox_parked p where p.consumer = c.consumer
+    ) k
+    order by c.consumer)
+    union all
+    (select format('subscription_%s', s.subscription), m.events,
+        format('events not read by %s, the oldest %s s old; all is read to position %s; %s members%s', s.name,
+            m.oldest_age_ms / 1000, (
+                select min(p.floor) from wh_subscription_partition p where p.subscription = s.subscription),
+            m.members, nullif(format(', %s partitions WITHOUT ONE', m.partitions_free), ', 0 partitions WITHOUT ONE'))
+    from wh_subscription s
+    cross join lateral measure_subscription(s.name, 100000) m
+    order by s.subscription)
 $$;

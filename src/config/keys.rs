@@ -286,6 +286,8 @@ keys! {
             "what becomes of a consumer's stream whose message died: it goes on, or waits for an operator";
         handler_timeout_ms: u64 = 30_000, "ms", whole(1, 3_600_000, ""), "streams behind a handler that hangs",
             "a handler that takes longer is dropped, which is a failure of its message; a process of which nothing is heard for so long and a quarter of `lease.ttl_ms` (5 s at least) loses its streams";
+        disturbed_max: u32 = 10, "times", whole(1, 1_000_000, ""), "streams behind a handler that others disturb",
+            "a handler that others have disturbed so often though it ran by itself (locks, deadlocks, `statement_timeout`: some 8 s of pauses) has failed: an attempt is counted, and its stream waits beside the others";
         busy_ms_max: u64 = 10_000, "ms", whole(0, 3_600_000, ""), "deliveries that come again",
             "how long a delivery waits here for a stream that another process works on, or for the database, before it is abandoned";
         poll_ms: u64 = 1_000, "ms", whole(1, 60_000, ""), "latency of retries",

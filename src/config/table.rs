@@ -1,4 +1,4 @@
-//! The README's tuning table, written from the keys so that it cannot fall behind them.
+//! The table of docs/tuning.md, written from the keys so that it cannot fall behind them.
 
 use super::{Bounds, Config, Value};
 

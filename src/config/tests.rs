@@ -1,4 +1,4 @@
-//! Each mistake has one clear error. (That the README's table is the code's, `tests/tidy.rs` says.)
+//! Each mistake has one clear error. (That the tables of docs/tuning.md and the README are the code's, `tests/tidy.rs` says.)
 
 use super::*;
 

@@ -327,6 +327,13 @@ impl<R: Dial, C: Connect> Line<R, C> {
     }
 }
 
+/// Every statement that readers of streams and of the feed send.
+#[must_use]
+pub fn statements(schema: &SchemaName) -> Vec<String> {
+    let Statements { stream, feed, begin_feed, summarize, .. } = Statements::of(schema, EventTypes::default());
+    vec![stream, feed, begin_feed, summarize]
+}
+
 /// What the readers say. None of it has a name on the server: it may be behind a pooler.
 struct Statements {
     stream: String,

@@ -6,7 +6,10 @@
 //! - What fails, dies or waits behind is stored with its body in the same transaction as its neighbours' effects.
 //! - A body that is kept has its lane's row in that transaction (`keep_inbox`): whatever a batch is cut into, and whoever
 //!   has freed the lane since the message was looked up.
-//! - A handler that was disturbed by others has no part in a transaction, and no attempt of its message is counted.
+//! - The rows of the lanes that a transaction changes are taken in one pass, in their order (`lock_inbox`): an operator who
+//!   gives dead letters back takes them so, too.
+//! - A handler that was disturbed by others has no part in a transaction, and no attempt of its message is counted before
+//!   it was so `inbox.disturbed_max` times by itself: what always runs into a time limit would hold its stream for ever.
 //! - No handler starts in a transaction that is older than [`INBOX_TRANSACTION_MS`].
 //! - Whatever is refused, is refused for one message: the caller takes a batch apart until it knows which.
 
@@ -120,6 +123,8 @@ pub(super) struct Rules {
     pub retry_by: RetryBy,
     pub on_dead: OnDead,
     pub handler_time: Duration,
+    /// A handler that was disturbed so often by itself has failed.
+    pub disturbed_max: u32,
     /// What one delivery's handler may emit, and what one transaction emits and keeps.
     pub emit_bytes_max: usize,
     pub commit_bytes_max: usize,
@@ -365,8 +370,12 @@ pub(super) async fn apply(door: &mut Door, rules: &Rules, decisions: &mut [Decis
             return Err(NotApplied::Full { at: at.max(1) });
         }
     }
-    let Written { kept, parked, dead, ended } = written(decisions, &fates);
+    let written = written(decisions, &fates);
     let number = rules.number;
+    if !written.takes_its_lanes_at_once() {
+        limit.of(statements.lock_inbox(&transaction, number, &written.lanes)).await?;
+    }
+    let Written { kept, parked, dead, ended, .. } = written;
     if !kept.is_empty() {
         limit.of(statements.keep_inbox(&transaction, rules, &kept)).await?;
     }
@@ -388,16 +397,34 @@ pub(super) async fn apply(door: &mut Door, rules: &Rules, decisions: &mut [Decis
 }
 
 /// What a transaction writes beside the memory and the effects.
+#[derive(Default)]
 struct Written<'a> {
     kept: Vec<&'a Decision>,
     parked: Vec<Parking<'a>>,
     dead: Vec<Burial<'a>>,
     /// Lanes that may go on: their stored head has gone, or is dead here. Ascending.
     ended: Vec<Uuid>,
+    /// All of these lanes, with a message of each. Ascending.
+    lanes: Vec<(Uuid, Uuid)>,
+}
+
+impl Written<'_> {
+    /// Whether the first call takes all the lanes that the transaction takes, in their order. An operator who gives dead
+    /// letters back takes them in that order too: two passes would meet him.
+    fn takes_its_lanes_at_once(&self) -> bool {
+        let mut first: Vec<Uuid> = match (self.kept.first(), self.parked.is_empty()) {
+            (Some(head), _) => self.kept.iter().filter(|of| of.source == head.source).map(|of| of.lane_id).collect(),
+            (None, false) => self.parked.iter().map(|of| of.lane_id).collect(),
+            (None, true) => self.ended.clone(),
+        };
+        first.sort_unstable();
+        first.dedup();
+        first.len() == self.lanes.len()
+    }
 }
 
 fn written<'a>(decisions: &'a [Decision], fates: &[Fate]) -> Written<'a> {
-    let mut written = Written { kept: Vec::new(), parked: Vec::new(), dead: Vec::new(), ended: Vec::new() };
+    let mut written = Written::default();
     // Lanes whose head fails, or is held.
     let mut waits: HashSet<Uuid> = HashSet::new();
     for (decision, fate) in decisions.iter().zip(fates) {
@@ -405,8 +432,12 @@ fn written<'a>(decisions: &'a [Decision], fates: &[Fate]) -> Written<'a> {
         if *fate == Fate::Duplicate {
             if decision.is_stored {
                 written.ended.push(lane_id);
+                written.lanes.push((lane_id, message_id));
             }
             continue;
+        }
+        if decision.is_stored && !matches!(decision.verdict, Verdict::Left) || decision.verdict.keeps() {
+            written.lanes.push((lane_id, message_id));
         }
         if !decision.is_stored && decision.verdict.keeps() {
             written.kept.push(decision);
@@ -432,6 +463,8 @@ fn written<'a>(decisions: &'a [Decision], fates: &[Fate]) -> Written<'a> {
     written.ended.retain(|lane_id| !waits.contains(lane_id));
     written.ended.sort_unstable();
     written.ended.dedup();
+    written.lanes.sort_unstable();
+    written.lanes.dedup_by_key(|(lane_id, _)| *lane_id);
     // A lane is parked once: by the last word on it.
     let mut seen = HashSet::new();
     written.parked.reverse();

@@ -135,6 +135,7 @@ impl Consumers {
             retry_by: config.inbox.retry,
             on_dead: config.inbox.on_dead,
             handler_time: Duration::from_millis(config.inbox.handler_timeout_ms),
+            disturbed_max: config.inbox.disturbed_max,
             emit_bytes_max: config.inbox.emit_bytes_max,
             commit_bytes_max: config.inbox.commit_bytes_max,
             metrics: metrics.clone(),

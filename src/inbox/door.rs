@@ -118,10 +118,31 @@ pub(super) struct Statements {
     claim: Statement,
     remember: Statement,
     finish: Statement,
+    lock: Statement,
     keep: Statement,
     park: Statement,
     bury: Statement,
     unpark: Statement,
+}
+
+/// What workers say.
+pub(super) fn texts(schema: &SchemaName) -> [String; 10] {
+    let call = |what: &str, name: &str, parameters: usize| {
+        let holders: Vec<String> = (1..=parameters).map(|number| format!("${number}")).collect();
+        format!("select {what}{}.{name}({})", schema.quoted(), holders.join(", "))
+    };
+    [
+        call("", "consumer_number", 1),
+        call("", "begin_inbox", 6),
+        call("* from ", "claim_inbox", 6),
+        call("", "remember_inbox", 3),
+        call("", "finish_inbox", 2),
+        call("", "lock_inbox", 3),
+        call("", "keep_inbox", 14),
+        call("", "park_inbox", 7),
+        call("", "bury_inbox", 6),
+        call("", "unpark_inbox", 2),
+    ]
 }
 
 /// See the module.
@@ -141,25 +162,22 @@ impl Door {
     ) -> Result<(Self, i16), StoreError> {
         let client = dial(requests).await?;
         let limit = Limit(call_timeout);
-        let call = |name: &str, parameters: usize| {
-            let holders: Vec<String> = (1..=parameters).map(|number| format!("${number}")).collect();
-            format!("{}.{name}({})", schema.quoted(), holders.join(", "))
-        };
+        let [number, begin, claim, remember, finish, lock, keep, park, bury, unpark] = texts(schema);
         let prepare = |text: String| {
             let client = &client;
             async move { limit.of(client.prepare(&text)).await }
         };
         let statements = Statements {
-            begin: prepare(format!("select {}", call("begin_inbox", 6))).await?,
-            claim: prepare(format!("select * from {}", call("claim_inbox", 6))).await?,
-            remember: prepare(format!("select {}", call("remember_inbox", 3))).await?,
-            finish: prepare(format!("select {}", call("finish_inbox", 2))).await?,
-            keep: prepare(format!("select {}", call("keep_inbox", 14))).await?,
-            park: prepare(format!("select {}", call("park_inbox", 7))).await?,
-            bury: prepare(format!("select {}", call("bury_inbox", 6))).await?,
-            unpark: prepare(format!("select {}", call("unpark_inbox", 2))).await?,
+            begin: prepare(begin).await?,
+            claim: prepare(claim).await?,
+            remember: prepare(remember).await?,
+            finish: prepare(finish).await?,
+            lock: prepare(lock).await?,
+            keep: prepare(keep).await?,
+            park: prepare(park).await?,
+            bury: prepare(bury).await?,
+            unpark: prepare(unpark).await?,
         };
-        let number = format!("select {}", call("consumer_number", 1));
         let number: i16 = limit.of(client.query_one(&number, &[&consumer])).await?.try_get(0)?;
         Ok((Self { client, statements, limit }, number))
     }
@@ -275,6 +293,17 @@ impl Statements {
         messages: &[Uuid],
     ) -> Answer<Vec<bool>> {
         client.query_one(&self.finish, &[&consumer, &messages]).await?.try_get(0)
+    }
+
+    /// Takes the rows of lanes, each with one of its messages, in their order.
+    pub(super) async fn lock_inbox(
+        &self,
+        client: &Transaction<'_>,
+        consumer: i16,
+        lanes: &[(Uuid, Uuid)],
+    ) -> Answer<()> {
+        let (lanes, messages): (Vec<Uuid>, Vec<Uuid>) = lanes.iter().copied().unzip();
+        client.query_one(&self.lock, &[&consumer, &lanes, &messages]).await.map(|_| ())
     }
 
     /// Stores bodies, those of one source by a call.

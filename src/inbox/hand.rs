@@ -24,7 +24,7 @@ pub(super) struct Held {
     pub receipts: Vec<(usize, Receipt)>,
     pub is_stored: bool,
     pub attempts: i32,
-    /// Times that its handler was disturbed: no attempts.
+    /// Times that its handler was disturbed by itself: no attempts.
     pub disturbed: u32,
     /// The highest turn of its copies, with their source.
     turn: (usize, u64),

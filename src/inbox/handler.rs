@@ -58,8 +58,9 @@ pub(crate) enum ErrorKind {
 
 impl HandlerError {
     /// Disturbed by others' work, or by a connection that was lost: it runs again soon, alone, with pauses of 10 ms to 5 s in
-    /// between, for as long as it takes. No attempt is counted, and its stream waits. An error of the database in a
-    /// handler's own SQL that says so (40001, 40P01, 55P03, 57014, class 53, a lost connection) becomes this by itself.
+    /// between. No attempt is counted, and its stream waits; after `inbox.disturbed_max` times by itself it is a failure as
+    /// any other. An error of the database in a handler's own SQL that says so (40001, 40P01, 55P03, 57014, class 53, a lost
+    /// connection) becomes this by itself.
     #[must_use]
     pub fn disturbed(text: impl Into<String>) -> Self {
         Self { kind: ErrorKind::Disturbed, reason: FailureReason::Unknown, text: text.into() }

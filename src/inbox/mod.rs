@@ -41,7 +41,15 @@ use crate::limits::NAME_BYTES_MAX;
 use crate::message::Message;
 use crate::metrics::InboxMetrics;
 use crate::seam::receiver::Receiver;
+use crate::store::schema_name::SchemaName;
 use handler::Typed;
+
+/// Every statement that consumers send.
+#[doc(hidden)]
+#[must_use]
+pub fn statements(schema: &SchemaName) -> Vec<String> {
+    door::texts(schema).into_iter().chain([tend::text(schema)]).collect()
+}
 
 /// A worker on a loaded machine says something within this time.
 const SILENT_MS_MIN: u64 = 5_000;

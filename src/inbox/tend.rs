@@ -19,9 +19,14 @@ const STEP_TIME_MAX: Duration = Duration::from_secs(30);
 /// So many failures in a row are an alarm.
 const FAILURES_ALARM: u32 = 3;
 
+/// What is said for it.
+pub(super) fn text(schema: &SchemaName) -> String {
+    format!("select more from {}.maintain_inbox(make_interval(days => $1::int4))", schema.quoted())
+}
+
 /// Tends until its future is dropped.
 pub(super) async fn tend(requests: flume::Sender<Dialled>, schema: SchemaName, window_days: u32) {
-    let text = format!("select more from {}.maintain_inbox(make_interval(days => $1::int4))", schema.quoted());
+    let text = text(&schema);
     let days = i32::try_from(window_days).unwrap_or(i32::MAX);
     let mut connection: Option<Client> = None;
     let mut failures = 0;

@@ -8,6 +8,7 @@
 //! - It ends within its time: what runs then is left, and comes again.
 
 mod connection;
+mod disturbed;
 mod results;
 mod running;
 

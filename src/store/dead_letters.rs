@@ -17,6 +17,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
+use super::answer::column;
 use super::install::store;
 use super::schema_name::SchemaName;
 use crate::error::{Error, FailureReason, Result};
@@ -154,26 +155,26 @@ impl Side for Sent {
         vec![&self.destination]
     }
 
-    fn read(row: &Row) -> DeadLetter {
-        DeadLetter {
-            dead_letter_id: row.get(0),
-            dead_at: row.get(1),
-            destination: row.get(2),
-            lane_id: row.get(3),
-            stream_id: row.get(4),
-            stream_seq: row.get(5),
-            version: row.get(6),
-            message_id: row.get(7),
-            type_name: row.get(8),
-            attempts: row.get(9),
-            retried: row.get(10),
-            reason: FailureReason::from_number(row.get(11)),
-            error: row.get(12),
-            error_cut: row.get(13),
-            error_fingerprint: row.get(14),
-            holds: row.get(15),
-            is_stored: row.get(16),
-        }
+    fn read(row: &Row) -> Result<DeadLetter> {
+        Ok(DeadLetter {
+            dead_letter_id: column(row, 0)?,
+            dead_at: column(row, 1)?,
+            destination: column(row, 2)?,
+            lane_id: column(row, 3)?,
+            stream_id: column(row, 4)?,
+            stream_seq: column(row, 5)?,
+            version: column(row, 6)?,
+            message_id: column(row, 7)?,
+            type_name: column(row, 8)?,
+            attempts: column(row, 9)?,
+            retried: column(row, 10)?,
+            reason: FailureReason::from_number(column(row, 11)?),
+            error: column(row, 12)?,
+            error_cut: column(row, 13)?,
+            error_fingerprint: column(row, 14)?,
+            holds: column(row, 15)?,
+            is_stored: column(row, 16)?,
+        })
     }
 }
 
@@ -218,7 +219,7 @@ pub async fn list<S: Side>(
     rows_max: i32,
 ) -> Result<Vec<S::DeadLetter>> {
     let rows = call(client, schema, (S::COLUMNS, "list"), filter, &[&rows_max]).await?;
-    Ok(rows.iter().map(S::read).collect())
+    rows.iter().map(S::read).collect()
 }
 
 /// One with its body; `None` if there is none of this id.
@@ -233,14 +234,17 @@ pub async fn show(client: &impl GenericClient, schema: &SchemaName, dead_letter_
         Sent::COLUMNS
     );
     let row = client.query_opt(&statement, &[&dead_letter_id]).await.map_err(store)?;
-    Ok(row.map(|row| Shown {
-        dead_letter: Sent::read(&row),
-        correlation_id: row.get(17),
-        causation_id: row.get(18),
-        content_type: row.get(19),
-        metadata: row.get(20),
-        payload: row.get(21),
-    }))
+    row.map(|row| {
+        Ok(Shown {
+            dead_letter: Sent::read(&row)?,
+            correlation_id: column(&row, 17)?,
+            causation_id: column(&row, 18)?,
+            content_type: column(&row, 19)?,
+            metadata: column(&row, 20)?,
+            payload: column(&row, 21)?,
+        })
+    })
+    .transpose()
 }
 
 /// How many there are of each kind, the most frequent first. Looks at 10,000 at most, by id: with more of them, ask again
@@ -256,19 +260,20 @@ pub async fn count(
 ) -> Result<Vec<Kind>> {
     let columns = "destination, type_name, reason, error_fingerprint, dead_letters, holding, last_id, error";
     let rows = call(client, schema, (columns, "count"), filter, &[&kinds_max]).await?;
-    Ok(rows
-        .iter()
-        .map(|row| Kind {
-            destination: row.get(0),
-            type_name: row.get(1),
-            reason: FailureReason::from_number(row.get(2)),
-            error_fingerprint: row.get(3),
-            dead_letters: row.get(4),
-            holding: row.get(5),
-            last_id: row.get(6),
-            error: row.get(7),
+    rows.iter()
+        .map(|row| {
+            Ok(Kind {
+                destination: column(row, 0)?,
+                type_name: column(row, 1)?,
+                reason: FailureReason::from_number(column(row, 2)?),
+                error_fingerprint: column(row, 3)?,
+                dead_letters: column(row, 4)?,
+                holding: column(row, 5)?,
+                last_id: column(row, 6)?,
+                error: column(row, 7)?,
+            })
         })
-        .collect())
+        .collect()
 }
 
 /// Gives dead letters back to be published, or handled: before what their streams have not published yet (or what the
@@ -287,12 +292,12 @@ pub async fn retry<S: Side>(
 ) -> Result<Retried> {
     let row = act(client, schema, (S::RETRIED, "retry"), filter, rows_max, mode).await?;
     Ok(Retried {
-        matched: row.get(0),
-        retried: row.get(1),
-        not_stored: row.get(2),
-        lanes: row.get(3),
-        released: row.get(4),
-        more: row.get(5),
+        matched: column(&row, 0)?,
+        retried: column(&row, 1)?,
+        not_stored: column(&row, 2)?,
+        lanes: column(&row, 3)?,
+        released: column(&row, 4)?,
+        more: column(&row, 5)?,
     })
 }
 
@@ -309,7 +314,12 @@ pub async fn discard<S: Side>(
 ) -> Result<Discarded> {
     let what = ("matched, discarded, released, more", "discard");
     let row = act(client, schema, what, filter, rows_max, mode).await?;
-    Ok(Discarded { matched: row.get(0), discarded: row.get(1), released: row.get(2), more: row.get(3) })
+    Ok(Discarded {
+        matched: column(&row, 0)?,
+        discarded: column(&row, 1)?,
+        released: column(&row, 2)?,
+        more: column(&row, 3)?,
+    })
 }
 
 /// Lets lanes (stream and destination) go on that are held, and leaves their dead letters where they are. Answers how many
@@ -321,7 +331,7 @@ pub async fn release_lanes(client: &impl GenericClient, schema: &SchemaName, lan
     let (ids, destinations): (Vec<Uuid>, Vec<&str>) = lanes.iter().copied().unzip();
     let statement = format!("select {schema}.release_lanes($1, $2)");
     let row = client.query_one(&statement, &[&ids, &destinations]).await.map_err(store)?;
-    Ok(row.get(0))
+    column(&row, 0)
 }
 
 /// What waits longer than it should: what a running engine looks for once a minute, asked now.
@@ -341,11 +351,11 @@ pub async fn sentinel(
     let row = client.query_one(&statement, &[&unpublished_ms, &stuck_ms]).await.map_err(store)?;
     Ok(Inspection {
         dead_letters_trimmed: 0,
-        unpublished: row.get::<_, i32>(0).unsigned_abs(),
-        unpublished_age_ms: row.get::<_, i64>(1).unsigned_abs(),
-        overdue: row.get::<_, i32>(2).unsigned_abs(),
-        stuck: row.get::<_, i32>(3).unsigned_abs(),
-        stuck_age_ms: row.get::<_, i64>(4).unsigned_abs(),
-        held: row.get::<_, i32>(5).unsigned_abs(),
+        unpublished: column::<i32>(&row, 0)?.unsigned_abs(),
+        unpublished_age_ms: column::<i64>(&row, 1)?.unsigned_abs(),
+        overdue: column::<i32>(&row, 2)?.unsigned_abs(),
+        stuck: column::<i32>(&row, 3)?.unsigned_abs(),
+        stuck_age_ms: column::<i64>(&row, 4)?.unsigned_abs(),
+        held: column::<i32>(&row, 5)?.unsigned_abs(),
     })
 }

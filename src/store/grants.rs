@@ -10,6 +10,7 @@
 
 use tokio_postgres::Client;
 
+use super::answer::column;
 use super::install::store;
 use super::schema_name::SchemaName;
 use crate::error::Result;
@@ -115,10 +116,12 @@ pub async fn missing(client: &Client, schema: &SchemaName) -> Result<Vec<String>
             "select upper(g.privilege) || ' on ' || g.name from unnest($2::text[], $3::text[]) g(name, privilege) \
              where not has_table_privilege(format('%s.%s', $1::text, g.name)::regclass, g.privilege) \
              union all select 'USAGE on ' || s from unnest($4::text[]) s \
-             where not has_sequence_privilege(format('%s.%s', $1::text, s)::regclass, 'usage')",
-            &[&schema.quoted(), &names, &privileges, &SEQUENCES],
+             where not has_sequence_privilege(format('%s.%s', $1::text, s)::regclass, 'usage') \
+             union all select 'EXECUTE on ' || f from unnest($5::text[]) f \
+             where not has_function_privilege(format('%s.%s', $1::text, f)::regprocedure, 'execute')",
+            &[&schema.quoted(), &names, &privileges, &SEQUENCES, &FUNCTIONS],
         )
         .await
         .map_err(store)?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    rows.iter().map(|row| column(row, 0)).collect()
 }

@@ -4,6 +4,7 @@
 
 use tokio_postgres::GenericClient;
 
+use super::answer::column;
 use super::install::store;
 use super::schema_name::SchemaName;
 use crate::error::Result;
@@ -52,19 +53,19 @@ pub async fn inbox_statistics(client: &impl GenericClient, schema: &SchemaName) 
     );
     let row = client.query_one(&statement, &[]).await.map_err(store)?;
     Ok(InboxStatistics {
-        consumers: row.get(0),
-        days: row.get(1),
-        days_skipped: row.get(2),
-        oldest_day: row.get(3),
-        seen_bytes: row.get(4),
-        timeless_rows: row.get(5),
-        other_rows: row.get(6),
-        kept: row.get(7),
-        kept_bytes: row.get(8),
-        parked: row.get(9),
-        held: row.get(10),
-        overdue: row.get(11),
-        oldest_parked_ms: row.get(12),
-        dead_letters: row.get(13),
+        consumers: column(&row, 0)?,
+        days: column(&row, 1)?,
+        days_skipped: column(&row, 2)?,
+        oldest_day: column(&row, 3)?,
+        seen_bytes: column(&row, 4)?,
+        timeless_rows: column(&row, 5)?,
+        other_rows: column(&row, 6)?,
+        kept: column(&row, 7)?,
+        kept_bytes: column(&row, 8)?,
+        parked: column(&row, 9)?,
+        held: column(&row, 10)?,
+        overdue: column(&row, 11)?,
+        oldest_parked_ms: column(&row, 12)?,
+        dead_letters: column(&row, 13)?,
     })
 }

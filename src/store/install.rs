@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 
+use super::answer::column;
 use super::schema_name::SchemaName;
 use super::sql::{FUNCTIONS, MIGRATIONS, RECORD, SCHEMA_VERSION, SqlFile};
 use super::sqlstate::classify;
@@ -161,11 +162,11 @@ pub(super) async fn check_version(client: &Client, schema: &SchemaName) -> Resul
 async fn check_place(client: &Client, schema: &SchemaName, partition_count: Option<u32>) -> Result<Installed> {
     let statement = format!("select fits, why_not, partition_count, generation from {schema}.check_installation()");
     let row = client.query_typed_one(&statement, &[]).await.map_err(store)?;
-    if !row.get::<_, bool>(0) {
-        let why: &str = row.get(1);
+    if !column::<bool>(&row, 0)? {
+        let why: &str = column(&row, 1)?;
         return Err(Error::Schema(format!("schema {schema} cannot be worked with here: {why}")));
     }
-    let installed = Installed { partition_count: row.get::<_, i32>(2).unsigned_abs(), generation: row.get(3) };
+    let installed = Installed { partition_count: column::<i32>(&row, 2)?.unsigned_abs(), generation: column(&row, 3)? };
     match partition_count {
         Some(wanted) if wanted != installed.partition_count => {
             Err(other_count(schema, wanted, installed.partition_count))
@@ -178,7 +179,7 @@ async fn check_place(client: &Client, schema: &SchemaName, partition_count: Opti
 async fn check_count(transaction: &Transaction<'_>, schema: &SchemaName, wanted: u32) -> Result<()> {
     let statement = format!("select partition_count from {schema}.wh_installation");
     let row = transaction.query_typed_one(&statement, &[]).await.map_err(store)?;
-    let installed = row.get::<_, i32>(0).unsigned_abs();
+    let installed = column::<i32>(&row, 0)?.unsigned_abs();
     if wanted == installed { Ok(()) } else { Err(other_count(schema, wanted, installed)) }
 }
 
@@ -321,7 +322,7 @@ async fn create_schema(transaction: &Transaction<'_>, schema: &SchemaName) -> Re
         )
         .await
         .map_err(store)?;
-    if !there.get::<_, bool>(0) {
+    if !column::<bool>(&there, 0)? {
         transaction.batch_execute(&format!("create schema {schema}")).await.map_err(store)?;
     }
     transaction.batch_execute(&schema.render(RECORD.text)).await.map_err(store)
@@ -394,19 +395,19 @@ async fn read_record(client: &impl GenericClient, schema: &SchemaName) -> Result
         )
         .await
         .map_err(store)?;
-    if !there.get::<_, bool>(0) {
+    if !column::<bool>(&there, 0)? {
         return Ok(None);
     }
     let statement =
         format!("select kind, name, hash, schema_version, library_version from {schema}.wh_schema_migration");
     let mut applied = Applied::default();
     for row in client.query_typed(&statement, &[]).await.map_err(store)? {
-        let version: i32 = row.get(3);
+        let version: i32 = column(&row, 3)?;
         if version >= applied.version {
             applied.version = version;
-            applied.library = row.get(4);
+            applied.library = column(&row, 4)?;
         }
-        applied.hashes.insert((row.get(0), row.get(1)), row.get(2));
+        applied.hashes.insert((column(&row, 0)?, column(&row, 1)?), column(&row, 2)?);
     }
     Ok(Some(applied))
 }

@@ -1,5 +1,6 @@
 //! The Postgres seam's implementations.
 
+mod answer;
 pub mod columns;
 pub mod connect;
 pub mod dead_letters;

@@ -7,6 +7,7 @@
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
+use super::answer::column;
 use super::install::{self, ATTEMPTS_MAX, retry_locks, store};
 use super::schema_name::SchemaName;
 use crate::error::Result;
@@ -48,12 +49,17 @@ async fn rebase_once(client: &mut Client, schema: &SchemaName, force: bool) -> R
     let statement =
         format!("select done, generation, pending, parked, scheduled, dead_letters from {schema}.rebase($1)");
     let row = transaction.query_typed_one(&statement, &[(&force, Type::BOOL)]).await.map_err(store)?;
+    // An answer that cannot be read is a rebase that is not done.
+    let rebased = match column(&row, 0)? {
+        false => None,
+        true => Some(Rebased {
+            generation: column(&row, 1)?,
+            pending: column(&row, 2)?,
+            parked: column(&row, 3)?,
+            scheduled: column(&row, 4)?,
+            dead_letters: column(&row, 5)?,
+        }),
+    };
     transaction.commit().await.map_err(store)?;
-    Ok(row.get::<_, bool>(0).then(|| Rebased {
-        generation: row.get(1),
-        pending: row.get(2),
-        parked: row.get(3),
-        scheduled: row.get(4),
-        dead_letters: row.get(5),
-    }))
+    Ok(rebased)
 }

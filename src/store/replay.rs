@@ -16,6 +16,7 @@ use std::time::SystemTime;
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
+use super::answer::column;
 use super::dead_letters::Mode;
 use super::install::store;
 use super::schema_name::SchemaName;
@@ -167,13 +168,13 @@ pub async fn events(
         .await
         .map_err(store)?;
     Ok(Replayed {
-        replay_id: row.get(0),
-        matched: row.get(1),
-        replayed: row.get(2),
-        waiting: row.get(3),
-        dead: row.get(4),
-        lanes: row.get(5),
-        last_position: row.get(6),
-        more: row.get(7),
+        replay_id: column(&row, 0)?,
+        matched: column(&row, 1)?,
+        replayed: column(&row, 2)?,
+        waiting: column(&row, 3)?,
+        dead: column(&row, 4)?,
+        lanes: column(&row, 5)?,
+        last_position: column(&row, 6)?,
+        more: column(&row, 7)?,
     })
 }

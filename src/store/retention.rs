@@ -11,6 +11,7 @@
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
+use super::answer::column;
 use super::dead_letters::Mode;
 use super::install::store;
 use super::schema_name::SchemaName;
@@ -62,12 +63,12 @@ pub async fn truncate_stream(
         .await
         .map_err(store)?;
     Ok(Truncated {
-        first_version: row.get(0),
-        matched: row.get(1),
-        truncated: row.get(2),
-        waiting: row.get(3),
-        dead: row.get(4),
-        more: row.get(5),
+        first_version: column(&row, 0)?,
+        matched: column(&row, 1)?,
+        truncated: column(&row, 2)?,
+        waiting: column(&row, 3)?,
+        dead: column(&row, 4)?,
+        more: column(&row, 5)?,
     })
 }
 
@@ -138,10 +139,10 @@ pub async fn erase_events(
         .await
         .map_err(store)?;
     Ok(Erased {
-        events: row.get(0),
-        messages: row.get(1),
-        dead_letters: row.get(2),
-        inbox: row.get(3),
-        more: row.get(4),
+        events: column(&row, 0)?,
+        messages: column(&row, 1)?,
+        dead_letters: column(&row, 2)?,
+        inbox: column(&row, 3)?,
+        more: column(&row, 4)?,
     })
 }

@@ -138,6 +138,16 @@ impl Statements {
         }
     }
 
+    /// Their texts.
+    #[must_use]
+    pub fn texts(&self) -> Vec<&str> {
+        let Self { register, join, share, read, summarize, checkpoint, .. } = self;
+        let Self { fences, release, leave, measure, listen, .. } = self;
+        [register, join, share, read, summarize, checkpoint, fences, release, leave, measure, listen]
+            .map(String::as_str)
+            .to_vec()
+    }
+
     /// The same, with the types that events are read by.
     #[must_use]
     pub fn with_types(self, types: EventTypes) -> Self {

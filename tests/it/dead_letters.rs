@@ -385,3 +385,23 @@ async fn a_lane_is_released_only_under_its_owners_fence() {
     let left: Uuid = watch.query_one("select lane_id from wh_parked where held", &[]).await.unwrap().get(0);
     assert_eq!(left, later);
 }
+
+/// Another version's schema answers with other types, or without a column: an error that says so, and no panic.
+#[tokio::test]
+async fn an_answer_of_another_schema_is_an_error_that_says_what_to_do() {
+    let space = Space::new().await;
+    let client = space.schema.client().await;
+    let others = "drop function release_lanes(uuid[], text[]);
+        create function release_lanes(uuid[], text[]) returns int8 language sql as 'select 1::int8';
+        alter function wh_sentinel(int8, int8) rename to wh_sentinel_before;
+        create function wh_sentinel(int8, int8, out unpublished int8, out unpublished_age_ms int8, out overdue int4,
+            out stuck int4, out stuck_age_ms int8, out held int4) language sql as 'select 0::int8, 0::int8, 0, 0, 0::int8, 0'";
+    client.batch_execute(others).await.unwrap();
+    let schema = name_of(&space.schema);
+    let released = dead_letters::release_lanes(&client, &schema, &[(Uuid::now_v7(), "x")]).await.map(|_| ());
+    let looked = dead_letters::sentinel(&client, &schema, 1_000, 1_000).await.map(|_| ());
+    for (refused, column) in [(released, "release_lanes"), (looked, "unpublished")] {
+        let Err(Error::Schema(text)) = refused else { panic!("{refused:?}") };
+        assert!(text.contains("corelane migrate") && text.contains(&format!("column {column}")), "{text}");
+    }
+}

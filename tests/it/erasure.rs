@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::dead_letters::{SOON, Ward, count, until_dead};
 use crate::engine::start;
+use crate::inbox_sql_kit::Session;
 use crate::outbox_kit::{call, code};
 use crate::store_kit::{Message, Space, event, message};
 use crate::subscription_kit::Follower;
@@ -203,4 +204,54 @@ async fn a_page_of_a_subscription_passes_over_nothing_while_events_are_erased() 
         }
     };
     tokio::join!(erase, follow);
+}
+
+/// A producer cannot say of its own message that it is erased already.
+#[tokio::test]
+async fn a_content_type_of_the_producers_own_keeps_nothing_from_being_erased() {
+    let space = Space::new().await;
+    let (client, schema) = (space.schema.client().await, space.name.quoted().to_owned());
+    let (stream, with_metadata) = (Uuid::now_v7(), Uuid::now_v7());
+    let sql =
+        "select from append_events(array[$1::uuid, $2], array[$3::uuid, $4], '{t,t}', array[$5::bytea, ''::bytea],
+        content_types => array[$6::text, $6], metadata => array[null, $5::bytea])";
+    let ids = [Uuid::now_v7(), Uuid::now_v7()];
+    client.execute(sql, &[&ids[0], &ids[1], &stream, &with_metadata, &SECRET.as_bytes(), &ERASED]).await.unwrap();
+    assert_eq!(rows_with_it(&client, &schema).await, ["wh_event_store"]);
+    let subject = Subject::new().stream(stream).event(with_metadata, 1);
+    let erased = retention::erase_events(&client, &space.name, &subject, 10, Mode::Apply).await.unwrap();
+    assert_eq!(erased.events, 2);
+    assert_eq!(rows_with_it(&client, &schema).await, Vec::<String>::new());
+}
+
+/// While it goes from the inbox's dead letters back to what is kept, it is seen in one of them.
+#[tokio::test]
+async fn a_body_on_its_way_back_from_the_inboxes_dead_letters_is_not_passed_over() {
+    let space = Space::new().await;
+    let (session, schema) = (Session::new(&space).await, space.name.quoted().to_owned());
+    let (stream, id) = (Uuid::now_v7(), Uuid::now_v7());
+    assert_eq!(session.begin(&[(id, stream)]).await, [0]);
+    assert_eq!(session.remember(&[id]).await, [true]);
+    assert_eq!(session.try_keep(&[(id, stream)], |_| SECRET.as_bytes().to_vec()).await.unwrap(), 1);
+    assert!(session.bury(id, "ill", false).await);
+    let (mut operator, eraser, watch) =
+        (space.schema.client().await, space.schema.client().await, space.schema.client().await);
+    let pid: i32 = eraser.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    let giving_back = operator.transaction().await.unwrap();
+    let retry = "select retried from retry_inbox_dead_letters(true, p_dry_run => false)";
+    assert_eq!(giving_back.query_one(retry, &[]).await.unwrap().get::<_, i32>(0), 1);
+    let give_back = async {
+        eventually("the eraser waits for the operator", SOON, || async {
+            let sql = "select exists (select from pg_locks where pid = $1 and not granted)";
+            watch.query_one(sql, &[&pid]).await.unwrap().get(0)
+        })
+        .await;
+        giving_back.commit().await.unwrap();
+    };
+    let subject = Subject::new().stream(stream);
+    let erase = retention::erase_events(&eraser, &space.name, &subject, 10, Mode::Apply);
+    let (erased, ()) = tokio::join!(erase, give_back);
+    assert_eq!(erased.unwrap().inbox, 1);
+    assert_eq!(rows_with_it(&watch, &schema).await, Vec::<String>::new());
+    assert_eq!(count(&watch, "wh_inbox").await, 1, "the row is there");
 }

@@ -257,9 +257,11 @@ async fn a_place_that_is_none_is_refused_as_such_and_harms_nobody() {
         &good.replace("false", "null"),
         &good.replace("\"started\": 0", "\"started\": \"\\u0000\""),
         &good.replace("\"position\": 0", "\"position\": 99999999999999999999"),
+        &good.replace("\"window\": null", "\"window\": 0"),
         &deep,
         &ahead,
     ] {
+        assert_ne!(bad, good);
         let opened = engine.event_store().feed().from_place(FeedPlace::from_text(bad)).open().await;
         let refused = opened.unwrap().next_page().await;
         assert!(matches!(refused, Err(Error::FeedPlace(_))), "{bad:.80}: {refused:?}");

@@ -14,6 +14,9 @@ use crate::support::{connect, eventually};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// However slow the machine is.
+const FOR_EVER: &str = "1000000";
+
 /// What disturbs, by SQLSTATE: a failed serialization, a deadlock, a lock or statement that was given up, no memory, and
 /// the end of the connection.
 const DISTURBANCES: [&str; 6] = ["40001", "40P01", "55P03", "57014", "53200", "57P01"];
@@ -96,7 +99,8 @@ async fn a_handler_that_others_disturb_runs_again_in_order_and_no_attempt_is_cou
 /// Somebody has a row for long: its message waits, its neighbours and their effects do not, and no attempt is counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_waits_for_a_hot_row_holds_up_nobody_else_and_does_not_die() {
-    let inbox = Inbox::new().set("retry.attempts_max", "1").set("inbox.workers", "1");
+    let inbox =
+        Inbox::new().set("retry.attempts_max", "1").set("inbox.workers", "1").set("inbox.disturbed_max", FOR_EVER);
     let engine = inbox.engine(inbox.broker.clone()).await;
     let mut other: Client = inbox.client().await;
     other
@@ -134,11 +138,53 @@ async fn a_message_that_waits_for_a_hot_row_holds_up_nobody_else_and_does_not_di
     engine.shutdown(Duration::from_secs(10)).await;
 }
 
+/// What always runs into a time limit is the message's own after a while: it dies as others do, and its stream goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_always_runs_into_a_time_limit_fails_and_its_stream_goes_on() {
+    for in_transaction in [true, false] {
+        let inbox =
+            Inbox::new().set("retry.attempts_max", "2").set("retry.base_ms", "1").set("inbox.disturbed_max", "3");
+        let engine = inbox.engine(inbox.broker.clone()).await;
+        let url = inbox.schema.url.clone();
+        let handler = does_in(in_transaction, move |delivery, context| {
+            let url = url.clone();
+            Box::pin(async move {
+                let sql = "set local statement_timeout = '1ms'; select pg_sleep(60)";
+                match (text_of(delivery).as_str(), in_transaction) {
+                    ("slow", true) => context.transaction()?.batch_execute(sql).await?,
+                    ("slow", false) => connect(&url).await.batch_execute(&format!("begin; {sql}")).await?,
+                    (_, true) => effect(delivery, context).await?,
+                    _ => {}
+                }
+                Ok(())
+            })
+        });
+        let slow = inbox.put(1, "slow");
+        inbox.put(1, "behind");
+        inbox.put(2, "beside");
+        let consumer = consume(&engine, handler).await;
+        eventually("it is dead, and the others are handled", PATIENCE, || async {
+            consumer.metrics().handled.get() == 2 && inbox.count("wh_inbox_dead_letter").await == 1
+        })
+        .await;
+        let metrics = consumer.metrics();
+        assert_eq!((metrics.failed.get(), metrics.dead.get()), (2, 1), "in transaction: {in_transaction}");
+        assert!(metrics.disturbed.get() >= 6, "{}", metrics.disturbed.get());
+        let sql = "select message_id, attempts, error from wh_inbox_dead_letter";
+        let dead = inbox.client().await.query_one(sql, &[]).await.unwrap();
+        assert_eq!((dead.get::<_, Uuid>(0), dead.get::<_, i32>(1)), (slow, 2));
+        let text: &str = dead.get(2);
+        assert!(text.contains("disturbed 3 times") && text.contains("statement timeout"), "{text}");
+        inbox.nothing_kept().await;
+        engine.shutdown(Duration::from_secs(10)).await;
+    }
+}
+
 /// What rests when its consumer ends goes back to the broker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_disturbed_goes_back_when_its_consumer_ends() {
     for in_transaction in [true, false] {
-        let inbox = Inbox::new();
+        let inbox = Inbox::new().set("inbox.disturbed_max", FOR_EVER);
         let engine = inbox.engine(inbox.broker.clone()).await;
         let calls = Calls::default();
         let noted = calls.clone();

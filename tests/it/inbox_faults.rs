@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::cut_proxy::{CutProxy, Where};
 use crate::inbox_kit::{
-    CONSUMER, Calls, Inbox, SOURCE, consume, does, effect, effects_and_emits, message, texts, writes,
+    CONSUMER, Calls, Inbox, SOURCE, consume, does, does_in, effect, effects_and_emits, message, texts, writes,
 };
 use crate::support::{eventually, own_cluster, schema, schema_on};
 
@@ -345,4 +345,44 @@ async fn what_is_being_settled_is_in_hand_and_bounded_with_it() {
     assert_eq!(inbox.count("effect").await, 200);
     eventually("nothing is in hand", PATIENCE, || async { consumer.metrics().in_hand_now.get() == 0 }).await;
     engine.shutdown(Duration::from_secs(10)).await;
+}
+
+/// A failover has left its connection on a server that only reads (25006): it is given up, whatever its handlers write, and
+/// one that can write is dialled. To commit the same again over it would hold the worker for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_server_has_come_to_only_read_leaves_it_and_commits_elsewhere() {
+    for in_transaction in [true, false] {
+        let cluster = own_cluster();
+        let inbox =
+            Inbox::in_schema(schema_on(cluster.url("postgres")), MemoryBroker::new(30_000)).set("inbox.workers", "1");
+        let engine = inbox.engine(inbox.broker.clone()).await;
+        let handler = does_in(in_transaction, move |delivery, context| {
+            Box::pin(async move { if in_transaction { effect(delivery, context).await } else { Ok(()) } })
+        });
+        let consumer = consume(&engine, handler).await;
+        inbox.put(1, "0");
+        let (probe, admin) = (inbox.client().await, inbox.client().await);
+        let handled = async |count: u64| {
+            eventually(&format!("{count} are handled"), PATIENCE, async || consumer.metrics().handled.get() == count)
+                .await;
+        };
+        handled(1).await;
+        // New sessions write, those that are there only read.
+        admin.batch_execute("set default_transaction_read_only = off").await.unwrap();
+        admin.batch_execute("alter database postgres set default_transaction_read_only = off").await.unwrap();
+        admin.batch_execute("alter system set default_transaction_read_only = on").await.unwrap();
+        admin.batch_execute("select pg_reload_conf()").await.unwrap();
+        eventually("the server only reads", PATIENCE, async || {
+            probe.query_one("show transaction_read_only", &[]).await.unwrap().get::<_, &str>(0) == "on"
+        })
+        .await;
+        for n in 1..=4 {
+            inbox.put(n, &n.to_string());
+        }
+        handled(5).await;
+        inbox.settled().await;
+        assert_eq!(consumer.metrics().failed.get(), 0, "in transaction: {in_transaction}");
+        end(engine).await;
+        drop(inbox);
+    }
 }

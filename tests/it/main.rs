@@ -41,6 +41,7 @@ mod inbox_disturbed;
 mod inbox_faults;
 mod inbox_killed;
 mod inbox_kit;
+mod inbox_locks;
 mod inbox_order;
 mod inbox_parked;
 mod inbox_sql;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use corelane::{Config, Engine, RawMessage};
+use corelane::{Config, Engine, ListenerHealth, RawMessage};
 use uuid::Uuid;
 
 use crate::engine::{Sink, config};
@@ -112,11 +112,15 @@ async fn what_another_process_stored_is_published_without_waiting_for_a_poll() {
     let schema = schema();
     let sink = Sink::default();
     let mut config = patient(&schema);
-    for key in ["claim.poll_ms", "claim.poll_ms_max"] {
-        config.set(key, "60000").unwrap();
+    // No poll and no look at the members is due while this test waits: only what is heard is in time.
+    for key in ["claim.poll_relaxed_ms", "claim.poll_ms_max", "lease.ttl_ms"] {
+        config.set(key, "600000").unwrap();
     }
+    config.set("claim.poll_ms", "60000").unwrap();
     let owner = start(&config, &sink).await;
     holds("the owner has all", &owner, PARTITIONS).await;
+    let hears = || async { owner.listener_health() == ListenerHealth::Healthy };
+    eventually("the owner hears", Duration::from_secs(60), hears).await;
     let producer = Engine::builder(config.clone()).produce_only().start().await.unwrap();
     assert_eq!(producer.partitions_held(), 0);
     let stored = store(&[&producer], 5).await;

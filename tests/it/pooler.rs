@@ -144,10 +144,10 @@ async fn beside_a_pooler_a_direct_connection_listens_and_holds_the_session_lock(
     let mut config = config(&schema);
     config.database.url = pooler.url();
     config.database.direct_url = cluster.url("postgres");
-    for key in ["claim.poll_ms", "claim.poll_relaxed_ms", "claim.poll_ms_max"] {
-        config.set(key, "60000").unwrap();
+    for key in ["claim.poll_relaxed_ms", "claim.poll_ms_max", "lease.ttl_ms"] {
+        config.set(key, "600000").unwrap();
     }
-    config.set("lease.ttl_ms", "120000").unwrap();
+    config.set("claim.poll_ms", "60000").unwrap();
     let engine = start(&config, &sink).await;
     hold("it has all", &[(&engine, PARTITIONS)]).await;
     eventually("it listens", PATIENCE, || async { engine.listener_health() == ListenerHealth::Healthy }).await;
@@ -155,7 +155,7 @@ async fn beside_a_pooler_a_direct_connection_listens_and_holds_the_session_lock(
     let locked = "select i.direct and i.number::oid in (select objid from pg_locks where locktype = 'advisory' and \
                   classid = wh_lock_class(4)::oid) from wh_instance i where i.state = 0";
     assert!(client.query_one(locked, &[]).await.unwrap().get::<_, bool>(0));
-    // Nobody polls for a minute, nobody looks for half of one: it is heard.
+    // Nobody polls for ten minutes, nobody looks at the members for two: it is heard.
     let stored = call(&client, &[message(Uuid::new_v4(), "said")]).await.unwrap().len();
     client.query_one("select announce()", &[]).await.unwrap();
     sink.wait_for(stored).await;

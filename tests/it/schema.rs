@@ -183,3 +183,31 @@ async fn a_role_with_exactly_the_listed_privileges_can_do_an_engines_work() {
     drop((client, owner, limited, service));
     let _ = admin.batch_execute(&format!("drop owned by {role}; drop role {role}")).await;
 }
+
+/// A call with some of the arguments left out means one function: "is not unique" is no answer for a program in the field.
+#[tokio::test]
+async fn no_call_with_arguments_left_out_could_mean_two_functions() {
+    let space = Space::new().await;
+    // Two of one name could both be meant by n arguments, each from those it needs to all it has, if the types of those n
+    // fit both.
+    let sql = "select a.oid::regprocedure || ' and ' || b.oid::regprocedure || ' by ' || n || ' arguments'
+        from pg_proc a
+        join pg_proc b on b.pronamespace = a.pronamespace and b.proname = a.proname and b.oid > a.oid
+        cross join lateral generate_series(
+            greatest(a.pronargs - a.pronargdefaults, b.pronargs - b.pronargdefaults)::int4,
+            least(a.pronargs, b.pronargs)::int4) n
+        where a.pronamespace = $1::text::regnamespace
+            and (select coalesce(bool_and(x is not distinct from y), true)
+                from unnest((a.proargtypes::oid[])[0 : n - 1], (b.proargtypes::oid[])[0 : n - 1]) t(x, y))";
+    let client = space.schema.client().await;
+    let ambiguous = async || -> Vec<String> {
+        let rows = client.query(sql, &[&space.name.quoted()]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    assert_eq!(ambiguous().await, [""; 0]);
+    // It would be seen.
+    let beside =
+        "create function renew_lease(int4, int8, bool default false) returns bool language sql as 'select true'";
+    client.batch_execute(beside).await.unwrap();
+    assert_eq!(ambiguous().await.len(), 1);
+}

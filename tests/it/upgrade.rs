@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
+use corelane::engine::event_store;
+use corelane::inbox;
 use corelane::seam::store::StoreError;
 use corelane::store::postgres::statements;
 use corelane::store::schema_name::SchemaName;
 use corelane::store::sql::SCHEMA_VERSION;
+use corelane::store::subscriptions::Statements;
 use corelane::{Engine, Error, RawMessage};
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -19,12 +22,42 @@ use crate::support::eventually;
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/statements_");
 
 /// What callers in other languages and operators send.
-const OTHERS: [&str; 4] = [
+const OTHERS: [&str; 23] = [
     "select message_id, partition, stream_seq, version, position from @schema@.store_outbox_messages($1, $2, $3, $4, $5, \
      $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
     "select fits, why_not, partition_count, generation from @schema@.check_installation()",
     "select what, figure, note from @schema@.wh_status()",
     "select done, generation, pending, parked, scheduled, dead_letters from @schema@.rebase($1)",
+    "select @schema@.expect_versions($1, $2)",
+    "select * from @schema@.append_events($1, $2, $3, $4, expected_versions => $5)",
+    "select dead_letter_id, dead_at, destination, lane_id, stream_id, stream_seq, version, message_id, type_name, attempts, \
+     retried, reason, error, error_cut, error_fingerprint, holds, is_stored \
+     from @schema@.list_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    "select * from @schema@.show_dead_letter($1)",
+    "select matched, retried, not_stored, lanes, released, more \
+     from @schema@.retry_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+    "select matched, discarded, released, more \
+     from @schema@.discard_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+    "select @schema@.release_lanes($1, $2)",
+    "select dead_letter_id, dead_at, consumer, source, lane_id, stream_id, message_id, received_at, type_name, attempts, \
+     retried, reason, error, error_cut, error_fingerprint, holds \
+     from @schema@.list_inbox_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+    "select * from @schema@.show_inbox_dead_letter($1)",
+    "select matched, retried, lanes, released, more \
+     from @schema@.retry_inbox_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+    "select matched, discarded, released, more \
+     from @schema@.discard_inbox_dead_letters($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+    "select consumers, days, days_skipped, oldest_day, seen_bytes, timeless_rows, other_rows, kept, kept_bytes, parked, held, \
+     overdue, oldest_parked_ms, dead_letters from @schema@.inbox_statistics()",
+    "select replay_id, matched, replayed, waiting, dead, lanes, last_position, more from @schema@.replay_events($1, $2, $3, \
+     $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+    "select first_version, matched, truncated, waiting, dead, more from @schema@.truncate_stream($1, $2, $3, $4, $5)",
+    "select events, messages, dead_letters, inbox, more from @schema@.erase_events($1, $2, $3, $4)",
+    "select unpublished, unpublished_age_ms, overdue, stuck, stuck_age_ms, held from @schema@.wh_sentinel($1, $2)",
+    "select * from @schema@.process_work_batch($1, $2, $3, $4)",
+    "select * from @schema@.process_inbox_batch($1, $2, p_completions => $3, p_failures => $4, p_failure_errors => $5, \
+     p_new_messages => $6, p_new_stream_ids => $7, p_new_types => $8, p_new_payloads => $9, p_new_source => $10)",
+    "select @schema@.keep_inbox($1, $2, $3, $4, $5, $6, $7)",
 ];
 
 /// A statement as it stands in a golden file: its text, what it takes, what it answers.
@@ -41,9 +74,13 @@ pub async fn described(client: &Client, name: &SchemaName, text: &str) -> String
 async fn the_statements_of_this_version_are_the_golden_ones() {
     let space = Space::new().await;
     let client = space.schema.client().await;
-    let own = statements(&space.name).into_iter().map(|(text, _)| text.replace(space.name.quoted(), "@schema@"));
+    let shards = statements(&space.name).into_iter().map(|(text, _)| text);
+    let subscriptions = Statements::of(&space.name);
+    let followers = subscriptions.texts().into_iter().map(str::to_owned);
+    let readers = event_store::statements(&space.name).into_iter();
+    let own = shards.chain(inbox::statements(&space.name)).chain(followers).chain(readers);
     let mut all = Vec::new();
-    for text in own.chain(OTHERS.map(str::to_owned)) {
+    for text in own.map(|text| text.replace(space.name.quoted(), "@schema@")).chain(OTHERS.map(str::to_owned)) {
         all.push(described(&client, &space.name, &text).await);
     }
     let (path, all) = (format!("{GOLDEN}{SCHEMA_VERSION}.txt"), all.join("\n"));

@@ -16,6 +16,7 @@ use corelane::metrics::ShardMetrics;
 use corelane::runtime::tokio::TokioRuntime;
 use corelane::store::connect::{Connect, ConnectPlan, ConnectTarget};
 use corelane::store::schema_name::SchemaName;
+use corelane::store::sqlstate::classify;
 
 /// Operates a Corelane message engine in its Postgres.
 #[derive(Debug, Parser)]
@@ -55,6 +56,25 @@ impl Place {
         let settings = ConnectPlan::settings(&self.schema, "cli", 1_000, 60_000);
         let plan = ConnectPlan::new(target, settings).map_err(|error| Error::Config(error.to_string()))?;
         Ok((plan.on(runtime.clone()).connect().await?, schema))
+    }
+
+    /// Whether this role may look into the schema, if there is one: the server only says "permission denied".
+    async fn may_look(&self, client: &tokio_postgres::Client, schema: &SchemaName) -> Result<(), Error> {
+        let sql = "select current_user::text, coalesce(bool_and(has_schema_privilege(n.oid, 'usage') and
+                (c.oid is null or has_table_privilege(c.oid, 'select'))), true)
+            from pg_catalog.pg_namespace n
+            left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = 'wh_schema_migration'
+            where n.nspname = $1";
+        let row = client.query_one(sql, &[&self.schema]).await.map_err(|error| classify(&error))?;
+        let (role, may): (String, bool) =
+            (row.try_get(0).map_err(|error| classify(&error))?, row.try_get(1).map_err(|error| classify(&error))?);
+        if may {
+            return Ok(());
+        }
+        Err(Error::Schema(format!(
+            "role {role} may not look into schema {schema}: run this as a role that may, or have the schema's owner run \
+             `corelane migrate --grant-to {role}`, which gives it what a service's engine needs"
+        )))
     }
 }
 

@@ -3,7 +3,8 @@
 //! Invariants
 //! - Behind a failure the rest of its lane that was to be handled is stored behind it.
 //! - A transaction that is refused is taken apart until the message is alone whose fault it is.
-//! - One that was disturbed goes again by itself; if it is again, it rests, and others go on meanwhile.
+//! - One that was disturbed goes again by itself; if it is again, it rests, and others go on meanwhile. Not for ever: see
+//!   `inbox.disturbed_max`.
 //! - A message that fails in there parks its lane for those of the batch that were decided later.
 
 use std::collections::BTreeMap;
@@ -52,8 +53,11 @@ impl Worker {
         let Some(held) = self.hand.get(slot) else { return };
         let verdict = match outcome {
             Ok(rows) => Verdict::Done(Box::new(rows)),
-            Err(error) if error.kind == ErrorKind::Disturbed => return self.rest(lane_id, vec![slot], &error.text),
+            Err(error) if error.kind == ErrorKind::Disturbed && !self.is_too_much(slot) => {
+                return self.rest(lane_id, vec![slot], &error.text);
+            }
             Err(error) => {
+                let error = self.no_longer_disturbed(error);
                 tracing::warn!(
                     consumer = %self.parts.rules.name, message_id = %held.delivery.message_id,
                     attempt = held.attempts + 1, error = %error.text, "a handler failed"
@@ -183,7 +187,7 @@ impl Worker {
                     stack.push(tail);
                     stack.push(batch);
                 }
-                Err(NotApplied::Disturbed { text, .. }) => self.rest_of_commit(batch, &mut stack, &text),
+                Err(NotApplied::Disturbed { text, .. }) => self.disturbed_alone(batch, &mut stack, &text),
                 // Read-only after a failover: dialling finds the primary, this connection never will.
                 Err(NotApplied::Store(StoreError::Transient { sqlstate, text })) if sqlstate == "25006" => {
                     stack.push(batch);
@@ -193,7 +197,7 @@ impl Worker {
                     if in_transaction == 1 && batch.len() == 1 =>
                 {
                     rules.metrics.disturbed.add(1);
-                    self.rest_of_commit(batch, &mut stack, &format!("{sqlstate}: {text}"));
+                    self.disturbed_alone(batch, &mut stack, &format!("{sqlstate}: {text}"));
                 }
                 Err(NotApplied::Store(StoreError::Transient { sqlstate, text })) => {
                     tracing::debug!(sqlstate, text, "a commit of the inbox goes again");
@@ -238,7 +242,7 @@ impl Worker {
 
     /// A handler in the transaction was disturbed though it ran by itself: it stands in its lane again with those of it
     /// that were to run behind it.
-    fn rest_of_commit(&mut self, alone: Vec<Decision>, stack: &mut [Vec<Decision>], text: &str) {
+    pub(super) fn rest_of_commit(&mut self, alone: Vec<Decision>, stack: &mut [Vec<Decision>], text: &str) {
         let Some(first) = alone.into_iter().next() else { return };
         let mut slots = vec![first.slot];
         let is_behind = |of: &Decision| of.lane_id == first.lane_id && of.is_in_transaction();

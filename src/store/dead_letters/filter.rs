@@ -10,7 +10,7 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::inbox::Received;
-use crate::error::FailureReason;
+use crate::error::{FailureReason, Result};
 
 /// Dead letters of the outbox.
 pub type Filter = FilterOf<Sent>;
@@ -33,7 +33,7 @@ pub trait Side: Clone + Debug + Default + sealed::Sealed {
     #[doc(hidden)]
     fn place(&self) -> Vec<&(dyn ToSql + Sync)>;
     #[doc(hidden)]
-    fn read(row: &Row) -> Self::DeadLetter;
+    fn read(row: &Row) -> Result<Self::DeadLetter>;
 }
 
 mod sealed {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::filter::{FilterOf, Side};
 use crate::envelope::Trace;
 use crate::error::{FailureReason, Result};
+use crate::store::answer::column;
 use crate::store::install::store;
 use crate::store::schema_name::SchemaName;
 
@@ -92,25 +93,25 @@ impl Side for Received {
         vec![&self.consumer, &self.source]
     }
 
-    fn read(row: &Row) -> DeadLetter {
-        DeadLetter {
-            dead_letter_id: row.get(0),
-            dead_at: row.get(1),
-            consumer: row.get(2),
-            source: row.get(3),
-            lane_id: row.get(4),
-            stream_id: row.get(5),
-            message_id: row.get(6),
-            received_at: row.get(7),
-            type_name: row.get(8),
-            attempts: row.get(9),
-            retried: row.get(10),
-            reason: FailureReason::from_number(row.get(11)),
-            error: row.get(12),
-            error_cut: row.get(13),
-            error_fingerprint: row.get(14),
-            holds: row.get(15),
-        }
+    fn read(row: &Row) -> Result<DeadLetter> {
+        Ok(DeadLetter {
+            dead_letter_id: column(row, 0)?,
+            dead_at: column(row, 1)?,
+            consumer: column(row, 2)?,
+            source: column(row, 3)?,
+            lane_id: column(row, 4)?,
+            stream_id: column(row, 5)?,
+            message_id: column(row, 6)?,
+            received_at: column(row, 7)?,
+            type_name: column(row, 8)?,
+            attempts: column(row, 9)?,
+            retried: column(row, 10)?,
+            reason: FailureReason::from_number(column(row, 11)?),
+            error: column(row, 12)?,
+            error_cut: column(row, 13)?,
+            error_fingerprint: column(row, 14)?,
+            holds: column(row, 15)?,
+        })
     }
 }
 
@@ -126,13 +127,16 @@ pub async fn show(client: &impl GenericClient, schema: &SchemaName, dead_letter_
         Received::COLUMNS
     );
     let row = client.query_opt(&statement, &[&dead_letter_id]).await.map_err(store)?;
-    Ok(row.map(|row| Shown {
-        dead_letter: Received::read(&row),
-        correlation_id: row.get(16),
-        causation_id: row.get(17),
-        trace: Trace::from_columns(row.get(18), row.get(19), row.get(20)),
-        content_type: row.get(21),
-        metadata: row.get(22),
-        payload: row.get(23),
-    }))
+    row.map(|row| {
+        Ok(Shown {
+            dead_letter: Received::read(&row)?,
+            correlation_id: column(&row, 16)?,
+            causation_id: column(&row, 17)?,
+            trace: Trace::from_columns(column(&row, 18)?, column(&row, 19)?, column(&row, 20)?),
+            content_type: column(&row, 21)?,
+            metadata: column(&row, 22)?,
+            payload: column(&row, 23)?,
+        })
+    })
+    .transpose()
 }
