@@ -151,7 +151,10 @@ async fn a_commit_takes_the_lower_of_its_lanes_first_as_an_operator_does() {
                     Err(HandlerError::permanent(FailureReason::ValidationError, "dies once"))
                 }
                 ("low", 1) => Err(HandlerError::retry("the first time")),
-                ("low", 2) => Ok(waits().await),
+                ("low", 2) => {
+                    waits().await;
+                    Ok(())
+                }
                 ("high", 1) => {
                     waits().await;
                     Err(HandlerError::retry("the first time"))

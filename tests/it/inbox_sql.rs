@@ -6,7 +6,7 @@ use corelane::store::grants;
 use corelane::store::sql::FUNCTIONS;
 use uuid::Uuid;
 
-use crate::inbox_sql_kit::{Session, finish, remember, unpark};
+use crate::inbox_sql_kit::{Session, finish, remember, today, unpark};
 use crate::outbox_kit::{code, refusal};
 use crate::store_kit::Space;
 use crate::support::{connect, eventually};
@@ -46,6 +46,39 @@ async fn mixed_batch_old_and_new_and_the_old_again_have_outcomes_in_input_order(
     let consumer: i16 = session.client.query_one("select consumer_number('other')", &[]).await.unwrap().get(0);
     assert_eq!(remember(&session.client, consumer, &batch).await.unwrap(), [true, true, false, true]);
     assert_eq!(session.remember(&[]).await, [false; 0]);
+}
+
+/// Who has days and lanes at hand is answered as one who has not, copies among the new ones too.
+#[tokio::test]
+async fn a_caller_that_knows_days_and_lanes_has_the_same_answers_and_the_same_locks() {
+    let space = Space::new().await;
+    let (session, other) = (Session::new(&space).await, Session::new(&space).await);
+    let [held, free, taken, old, one, two, three, four] = ids();
+    assert_eq!(session.remember(&[old]).await, [true]);
+    assert_eq!(session.begin(&[(three, held)]).await, [NEW]);
+    assert_eq!(other.begin(&[(four, taken)]).await, [NEW]);
+    let day = today();
+    let begin = "select begin_inbox($1, $2, $3, $4, '{}', $5, $6)";
+    let (messages, lanes) = ([old, one, two, four], [free, free, held, taken]);
+    let (held_lanes, wanted, days) = (vec![held], vec![free, taken], vec![day; 4]);
+    let (messages, lanes) = (messages.to_vec(), lanes.to_vec());
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+        [&session.consumer, &messages, &lanes, &held_lanes, &days, &wanted];
+    let states: Vec<i16> = session.client.query_one(begin, &values).await.unwrap().get(0);
+    assert_eq!(states, [DUPLICATE, NEW, NEW, BUSY]);
+    assert_eq!(session.locked().await, 2, "the held one and the free one, each once");
+
+    let remember = async |of: &[Uuid]| -> Vec<bool> {
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&session.consumer, &of, &vec![day; of.len()]];
+        session.client.query_one("select remember_inbox($1, $2, $3)", &values).await.unwrap().get(0)
+    };
+    assert_eq!(remember(&[two, old, one, two]).await, [true, false, true, false]);
+    assert_eq!(remember(&[three]).await, [true]);
+    assert_eq!(remember(&[three, two]).await, [false, false]);
+    assert_eq!(remember(&[]).await, [false; 0]);
+    assert_eq!(session.count("wh_inbox_seen").await, 4);
+    session.unlock(&[held, free]).await;
+    assert_eq!(session.locked().await, 0);
 }
 
 /// One of two that have got the same message: begins until it may handle it, takes 200 ms, and commits or rolls back.
@@ -280,6 +313,41 @@ async fn a_claim_looks_at_a_bounded_number_of_lanes_and_the_next_one_goes_on_beh
     // The walk was over: the next one begins with what is due longest.
     assert_eq!(one().await, lanes[..1]);
     assert_eq!(session.locked().await, 1);
+}
+
+/// Pages of the inbox that a claim touches, of so many rows.
+async fn pages_of_a_claim(session: &Session, rows_max: i32) -> i64 {
+    let pages = "select sum(pg_stat_get_xact_blocks_fetched(c.oid))::int8 from pg_class c
+        where c.oid in ('wh_inbox'::regclass, 'wh_inbox_lane'::regclass, 'wh_inbox_pkey'::regclass)";
+    let pages = async || session.client.query_one(pages, &[]).await.unwrap().get::<_, i64>(0);
+    session.client.batch_execute("begin").await.unwrap();
+    let before = pages().await;
+    let (claimed, _) = session.claim(&[], 100, rows_max, 1 << 30).await;
+    assert_eq!(claimed.len(), rows_max as usize);
+    let pages = pages().await - before;
+    session.client.batch_execute("commit; select pg_advisory_unlock_all()").await.unwrap();
+    pages
+}
+
+#[tokio::test]
+async fn a_claim_reads_as_many_messages_as_it_answers_however_long_its_lanes_are() {
+    let space = Space::new().await;
+    let session = Session::new(&space).await;
+    let lanes: [Uuid; 50] = ids();
+    park_lanes(&session, &lanes).await;
+    for _ in 0..200 {
+        let of: Vec<(Uuid, Uuid)> = lanes.iter().map(|lane| (Uuid::now_v7(), *lane)).collect();
+        session.keep(&of).await;
+    }
+    session.client.batch_execute("vacuum analyze wh_inbox").await.unwrap();
+    let pages = pages_of_a_claim(&session, 100).await;
+    assert!(pages < 1_500, "{pages} pages for 100 messages of 10,000");
+    // In the order of their lanes, and of each lane from its first message on.
+    let (claimed, more) = session.claim(&[], 100, 250, 1 << 30).await;
+    assert!(more);
+    let turns: Vec<Uuid> = claimed.iter().map(|of| of.lane).collect();
+    assert_eq!(turns, [[lanes[0]; 201].as_slice(), [lanes[1]; 49].as_slice()].concat());
+    assert_eq!(session.locked().await, 2);
 }
 
 #[tokio::test]
