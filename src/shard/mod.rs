@@ -38,6 +38,7 @@ mod settle;
 #[allow(clippy::unwrap_used)]
 mod shard_kit;
 mod signal;
+mod starved;
 mod state;
 pub mod tend;
 #[cfg(all(test, feature = "simulation"))]
