@@ -2008,6 +2008,39 @@ begin
 end
 $$;
 
+CREATE FUNCTION corelane.queue_for_streams(p_incarnation integer, p_shard smallint, p_partitions integer[], p_streams uuid[], p_stream_partitions integer[], p_patience_ms integer) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+    v_lock_timeout constant text := current_setting('lock_timeout');
+    v_queued bool;
+begin
+    perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(3), p_incarnation);
+    perform pg_advisory_xact_lock("corelane".wh_lock_class(7), "corelane".wh_flush_key(p_incarnation, p_shard));
+    perform pg_advisory_xact_lock("corelane".wh_lock_class(5), p) from unnest(p_partitions) p;
+    -- Keys of advisory locks are shown as oids, which have no sign.
+    v_queued := exists (
+        select
+        from pg_locks l
+        join unnest(p_streams) s(id) on l.objid = ("corelane".wh_stream_key(s.id)::int8 & 4294967295)::oid
+        where l.locktype = 'advisory' and not l.granted and l.objsubid = 2
+            and l.classid = ("corelane".wh_lock_class(2)::int8 & 4294967295)::oid
+            and l.database = (select d.oid from pg_database d where d.datname = current_database()));
+    begin
+        perform set_config('lock_timeout',
+            greatest(1, case when v_queued then p_patience_ms else p_patience_ms / 20 end)::text, true);
+        perform pg_advisory_xact_lock_shared("corelane".wh_lock_class(1), p.partition)
+        from (select distinct p as partition from unnest(p_stream_partitions) p order by 1) p;
+        perform pg_advisory_xact_lock("corelane".wh_lock_class(2), s.key)
+        from (select distinct "corelane".wh_stream_key(s) as key from unnest(p_streams) s order by 1) s;
+    exception when lock_not_available then
+        return false;
+    end;
+    perform set_config('lock_timeout', v_lock_timeout, true);
+    return true;
+end
+$$;
+
 CREATE FUNCTION corelane.read_feed(p_place text DEFAULT NULL::text, p_types text[] DEFAULT NULL::text[], p_prefixes text[] DEFAULT NULL::text[], p_rows_max integer DEFAULT 500, p_bytes_max bigint DEFAULT 4194304, p_prove_ms integer DEFAULT 1000) RETURNS TABLE(stream_id uuid, version bigint, stream_seq bigint, message_id uuid, correlation_id uuid, causation_id uuid, trace_id uuid, span_id bigint, trace_flags smallint, partition integer, type_name text, content_type text, metadata bytea, payload bytea, stored_at timestamp with time zone, "position" bigint, place text, whole boolean)
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'

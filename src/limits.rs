@@ -47,3 +47,7 @@ pub const LEASE_TTL_MS: (u64, u64) = (1_000, 600_000);
 /// No further handler starts in a transaction of the inbox that is older, in milliseconds: what it has locked is free
 /// after so long, and the time of one handler. Long enough for hundreds of short ones.
 pub const INBOX_TRANSACTION_MS: u64 = 1_000;
+
+/// How long a flush may wait for the lock of one stream that others queue for without a pause, in milliseconds; a
+/// twentieth of it where nobody else waits.
+pub const STREAM_PATIENCE_MS: u64 = 250;

@@ -119,8 +119,10 @@ pub struct ShardMetrics {
     pub not_ready: Counter,
     /// Lanes that wait for their retry, as of now.
     pub parked_lanes_now: Counter,
-    /// Messages copied beside the log behind a parked head.
+    /// Messages copied beside the log behind a parked head, or of a lane that made room.
     pub spilled_rows: Counter,
+    /// Lanes put beside the log because they held much of a memory that was full, and got on slowly.
+    pub lanes_made_room: Counter,
     /// Destinations whose breaker is open in this shard, as of now: nothing but probes is sent to them.
     pub breakers_open_now: Counter,
     /// Breakers that opened.

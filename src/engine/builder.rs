@@ -293,6 +293,7 @@ fn settings_of(config: &Config, index: usize) -> ShardSettings {
         },
         lane_rows_max: config.lane.rows_max,
         lane_streams_max: config.lane.streams_max,
+        lane_crowd_ms: crate::shard::CROWD_MS,
         publish_run_rows_max: config.publish.run_rows_max,
         publish_in_flight_max: config.publish.in_flight_max,
         retry_base_ms: config.retry.base_ms,

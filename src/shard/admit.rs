@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - A row stored by this shard enters its lanes from memory only if everything before it in its stream has been
-//!   fed (`fed_seq + 1 == k`), or if nothing else can be outstanding: the reader had read everything, and no other
+//!   fed (`fed_seq + 1 == k`, or it is the first), or if nothing else can be outstanding: the reader had read everything, and no other
 //!   writer's log row lay outside that. Otherwise it waits for the claim, which comes by in the order of positions.
 //! - A message whose row was deleted ends in the dead letters, alone.
 //! - A flush without an answer has nothing in memory: if the claim comes by, it brings the rows itself, in their
@@ -149,7 +149,8 @@ impl State {
         if entry.waiting > 0 {
             return false;
         }
-        (entry.fed_seq != UNFED && entry.fed_seq + 1 == stream_seq) || complete
+        // Before the first there is none to wait for.
+        (entry.fed_seq != UNFED && entry.fed_seq + 1 == stream_seq) || stream_seq == 1 || complete
     }
 
     /// Feeds what an answered flush stored, or leaves it to the claim.

@@ -240,6 +240,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                 if let Some(Reverse((due, _))) = state.parked_due.peek() {
                     next_look = next_look.min(*due);
                 }
+                next_look = next_look.min(state.look_for_room(now));
             }
             if not_before > now {
                 self.wait_until(not_before).await;

@@ -21,6 +21,7 @@ use super::duplicates::{Duplicates, ids_without_stream};
 use super::expected::{self, Expectations, Judged};
 use super::numbering::FlushColumns;
 use super::pending::{Pending, split_by_streams};
+use super::starved::Starved;
 use crate::batch::Rows;
 use crate::error::Error;
 use crate::plan::gate::{Close, Gate, Waiting};
@@ -80,6 +81,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         };
         let mut columns = FlushColumns::default();
         let mut expectations = Expectations::default();
+        let mut starved = Starved::default();
         let mut units_max = usize::MAX;
         let mut busy_wait_us = BUSY_RETRY_US.0;
         let mut recall_at: Option<Tick> = None;
@@ -131,7 +133,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             }
             let units: usize = taken.iter().map(Pending::unit_count).sum();
             let rows: usize = taken.iter().map(|pending| pending.rows.len()).sum();
-            let (taken, outcome) = self.flush(taken, &mut columns, &mut expectations).await;
+            let (taken, outcome) = self.flush(taken, &mut columns, &mut expectations, &mut starved).await;
             answered_at = self.runtime.now();
             expected_rows = rows + self.state.borrow().pending_rows;
             match outcome {
@@ -245,6 +247,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         mut taken: Vec<Pending>,
         columns: &mut FlushColumns,
         expectations: &mut Expectations,
+        starved: &mut Starved,
     ) -> (Vec<Pending>, Outcome) {
         let asides = expectations.part(&mut self.state.borrow_mut(), &mut taken);
         if taken.is_empty() {
@@ -277,6 +280,8 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             )
         };
         let batches: Vec<Arc<Rows>> = taken.iter().map(|pending| pending.rows.clone()).collect();
+        let sent = self.runtime.now();
+        let patient = starved.of(&columns.stream_id, sent);
         let request = StoreRequest {
             origin,
             ownership,
@@ -291,8 +296,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             stream_last_version: &columns.stream_last_version,
             partitions: &columns.partitions,
             held: &held,
+            patient: &patient,
         };
         let mut answer = self.within_deadline(self.store.store_shard_messages(&request)).await;
+        if !patient.is_empty() {
+            starved.waited(sent, self.runtime.now());
+        }
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {
             answer = match self.look_up(origin, columns, &reason).await {
@@ -353,9 +362,13 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
                     state.leave_to_claim(stored.xid);
                 }
                 proved = Some(stored);
+                starved.stored(&columns.stream_id);
                 Outcome::Stored
             }
-            Ok(StoreReply::Busy { stream_id }) => Outcome::Busy(stream_id),
+            Ok(StoreReply::Busy { stream_id }) => {
+                starved.busy(&stream_id, self.runtime.now());
+                Outcome::Busy(stream_id)
+            }
             Ok(StoreReply::Conflict { found }) => Outcome::Conflict(found),
             Err(StoreError::NumberTaken) if columns.stream_known.iter().any(|known| *known) => {
                 // What was remembered is wrong: once more, with look-ups.

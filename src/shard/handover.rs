@@ -20,6 +20,8 @@ use crate::time::Tick;
 
 /// First and longest wait before a hand-over that failed is tried again.
 const WAIT_MS: (u64, u64) = (50, 2_500);
+/// The same at an end, for which others wait.
+const END_WAIT_MS: (u64, u64) = (5, 250);
 
 /// Partitions on their way out.
 pub(super) struct Leaving {
@@ -122,7 +124,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
         if parted.is_empty() {
             return false;
         }
-        let until = self.runtime.now().plus_ms(self.times.ttl_ms() / 2);
+        let until = self.limit();
         let mut lost = false;
         let mut noted = |error: &StoreError| {
             if matches!(error, StoreError::ConnectionLost(_)) {
@@ -132,20 +134,49 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
             }
         };
         // Else what is let go of is left for this one, as its share.
-        if let Err(error) = self.within_limit(self.coordination.withdraw_instance(incarnation)).await {
+        if let Err(error) = self.until_done(|| self.coordination.withdraw_instance(incarnation)).await {
             tracing::warn!(%error, "the others count this instance until it has ended");
             noted(&error);
         }
         for release in parted {
-            let left_ms = until.since_us(self.runtime.now()) / 1_000;
-            if let Err(error) =
-                self.within_ms(left_ms, self.coordination.release_partitions(incarnation, &release)).await
-            {
+            let hand_over = || self.coordination.release_partitions(incarnation, &release);
+            if let Err(error) = self.tried_until(until, hand_over).await {
                 tracing::warn!(%error, "partitions could not be handed over exactly");
                 noted(&error);
                 of.left_over.push(release);
             }
         }
         lost
+    }
+
+    /// One of the last calls. Others wait for what it frees, for as long as a lease where it fails: so it is tried again
+    /// while the database cannot do it just now (a conflict, a lock), for as long as one call may take.
+    pub(super) async fn until_done<T, W: Future<Output = Result<T, StoreError>>>(
+        &self,
+        call: impl Fn() -> W,
+    ) -> Result<T, StoreError> {
+        self.tried_until(self.limit(), call).await
+    }
+
+    fn limit(&self) -> Tick {
+        self.runtime.now().plus_ms(self.times.ttl_ms() / 2)
+    }
+
+    async fn tried_until<T, W: Future<Output = Result<T, StoreError>>>(
+        &self,
+        until: Tick,
+        call: impl Fn() -> W,
+    ) -> Result<T, StoreError> {
+        let mut wait_ms = END_WAIT_MS.0;
+        loop {
+            let left_ms = until.since_us(self.runtime.now()) / 1_000;
+            let answer = self.within_ms(left_ms, call()).await;
+            let again_at = self.runtime.now().plus_ms(wait_ms);
+            if !matches!(answer, Err(StoreError::Transient { .. })) || again_at >= until {
+                return answer;
+            }
+            self.runtime.sleep_until(again_at).await;
+            wait_ms = (wait_ms * 2).min(END_WAIT_MS.1);
+        }
     }
 }

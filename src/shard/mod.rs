@@ -9,6 +9,7 @@ mod claim;
 #[cfg(all(test, feature = "simulation"))]
 #[allow(clippy::unwrap_used)]
 mod claim_tests;
+mod crowd;
 mod duplicates;
 mod expected;
 mod flush;
@@ -37,6 +38,7 @@ mod settle;
 #[allow(clippy::unwrap_used)]
 mod shard_kit;
 mod signal;
+mod starved;
 mod state;
 pub mod tend;
 #[cfg(all(test, feature = "simulation"))]
@@ -67,6 +69,7 @@ use crate::seam::runtime::Runtime;
 use crate::seam::store::{HeldPartition, Release, Store, StoreError};
 use crate::time::Tick;
 
+pub use crowd::CROWD_MS;
 pub use state::ShardSettings;
 
 /// A batch on its way from a caller to a shard.

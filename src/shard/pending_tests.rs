@@ -86,6 +86,7 @@ pub(super) fn state(rows_max: usize, bytes_max: usize) -> State {
         claim_intervals: Intervals { base_ms: 250, relaxed_ms: 5_000, max_ms: 10_000 },
         lane_rows_max: 1_000,
         lane_streams_max: 1_000,
+        lane_crowd_ms: super::CROWD_MS,
         publish_run_rows_max: 100,
         publish_in_flight_max: 2,
         retry_base_ms: 30_000,

@@ -128,8 +128,8 @@ impl SettleQueue {
             taken.spill = head(&mut self.spill);
         }
         taken.missing = some(&mut self.missing, KIND_MAX - taken.held.len());
-        let nothing_cut =
-            self.park.is_empty() && self.held.is_empty() && self.spill.is_empty() && self.drained.is_empty();
+        // Copies of a long lane may be many: the other lanes do not wait for them, nor it for its last.
+        let nothing_cut = self.park.is_empty() && self.held.is_empty() && self.drained.is_empty();
         if nothing_cut && self.dead.is_empty() && self.missing.is_empty() {
             taken.unpark = head(&mut self.unpark);
             taken.drain_next = std::mem::take(&mut self.drain_next);
@@ -228,6 +228,9 @@ impl State {
     /// A lane has nothing in flight: it is ready, idle, or, kept beside the log and empty, to be drained.
     pub(super) fn lane_goes_on(&mut self, lane: LaneIndex) {
         let of = *self.lanes.lane(lane);
+        if self.is_to_make_room(&of) {
+            return self.put_long_lane_beside(lane);
+        }
         self.lanes.release(lane);
         if of.kept_beside && of.len == 0 {
             self.settle.drain_next(lane);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::crowd::Crowd;
 use super::parting::Parting;
 use super::pending::Pending;
 use super::recall::Recall;
@@ -43,6 +44,8 @@ pub struct ShardSettings {
     pub claim_intervals: Intervals,
     pub lane_rows_max: usize,
     pub lane_streams_max: usize,
+    /// How long memory may be full before its longest lanes make room ([`super::CROWD_MS`]; shorter in simulations).
+    pub lane_crowd_ms: u64,
     pub publish_run_rows_max: usize,
     pub publish_in_flight_max: usize,
     pub retry_base_ms: u64,
@@ -130,6 +133,7 @@ pub(super) struct State {
     pub set_aside_count: u64,
     pub parked_due: BinaryHeap<Reverse<(Tick, LaneIndex)>>,
     pub drain: VecDeque<LaneIndex>,
+    pub crowd: Crowd,
     /// The lane whose copies are being fetched.
     pub draining: Option<LaneIndex>,
     /// Lanes to look at beside the log; see `recall`.
@@ -184,6 +188,7 @@ impl State {
             set_aside_count: 0,
             parked_due: BinaryHeap::new(),
             drain: VecDeque::new(),
+            crowd: Crowd::default(),
             draining: None,
             recalls: Vec::new(),
             parked_as_of: Vec::new(),
@@ -298,6 +303,7 @@ impl State {
         self.settle.clear();
         self.parked_due.clear();
         self.drain.clear();
+        self.crowd = Crowd::default();
         self.recalls.clear();
         self.parked_as_of.clear();
         self.bases.clear();

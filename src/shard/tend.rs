@@ -148,7 +148,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 }
                 self.hand_over_the_rest(&mut of).await;
                 if let Some(incarnation) = of.current
-                    && let Err(error) = self.within_limit(self.coordination.deregister_instance(incarnation)).await
+                    && let Err(error) = self.until_done(|| self.coordination.deregister_instance(incarnation)).await
                 {
                     tracing::warn!(%error, "the partitions could not be freed: they are taken over when the lease ends");
                 }
@@ -160,7 +160,7 @@ impl<R: Runtime, C: Coordination, F: Fn(u16, Control)> Keeper<R, C, F> {
                 };
                 self.stand_down(&mut of);
                 // No run is started any more: another one may take the partitions.
-                if let Err(error) = self.within_limit(self.coordination.deregister_instance(incarnation)).await {
+                if let Err(error) = self.until_done(|| self.coordination.deregister_instance(incarnation)).await {
                     tracing::warn!(%error, "the partitions could not be freed: they are taken over when this connection ends");
                 }
                 return;

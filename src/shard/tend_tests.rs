@@ -154,6 +154,21 @@ fn a_stop_frees_the_partitions() {
 }
 
 #[test]
+fn a_conflict_at_a_stop_costs_nobody_a_lease() {
+    let told = play(true, "0 well; 2999 conflicts 3; 3000 stop");
+    let (_, told) = told.split_once("2500 members\n").unwrap();
+    let told: Vec<&str> = told.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+    assert_eq!(told, ["deregister", "deregister", "deregister", "deregister", "ended", "lease over"]);
+    // The same at the words before it: each is said until it is heard.
+    let told = play(true, "0 peer 9; 2600 conflicts 3; 2700 part 1; 3000 stop");
+    let told: Vec<&str> = told.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+    let end = told.iter().position(|line| *line == "withdraw").unwrap();
+    let expected =
+        ["withdraw", "withdraw", "withdraw", "withdraw", "hand over [0, 2]", "deregister", "ended", "lease over"];
+    assert_eq!(told[end..], expected);
+}
+
+#[test]
 fn a_stop_ends_also_when_the_database_does_not_answer() {
     let told = play(true, "0 well; 2000 hang; 3000 stop");
     assert!(told.contains("deregister\n") && told.ends_with("lease over") && !told.contains("did not end"), "{told}");

@@ -61,6 +61,8 @@ struct Town {
     asked: RefCell<Vec<(Vec<u32>, futures_channel::oneshot::Sender<Release>)>>,
     said: Cell<bool>,
     slips: Cell<bool>,
+    /// So many of the next calls meet a conflict of serialization.
+    conflicts: Cell<i32>,
     stumbles: Cell<bool>,
     /// The member whose end the keeper waits for, and whether it has ended.
     ended: Cell<Option<i32>>,
@@ -85,6 +87,10 @@ impl Town {
 
     async fn call(&self, name: &str) -> Result<(), StoreError> {
         self.tell(name);
+        if self.conflicts.get() > 0 {
+            self.conflicts.set(self.conflicts.get() - 1);
+            return Err(StoreError::Transient { sqlstate: "40001".into(), text: "forced".into() });
+        }
         match self.manner.get() {
             Manner::Well => Ok(()),
             Manner::Lose => Err(StoreError::ConnectionLost("cut".into())),
@@ -293,6 +299,7 @@ fn happens(town: &Town, lease: &LeaseCell, what: &str) {
             lease.part(Release { epoch: None, partitions });
         }),
         "slip" => town.slips.set(true),
+        "conflicts" => town.conflicts.set(number),
         "cannot" => town.asked.borrow_mut().clear(),
         "cut" => change(&|other| other.connected = false),
         "still" => change(&|other| other.expired = true),
@@ -338,6 +345,7 @@ pub(super) fn play(owns: bool, script: &'static str) -> String {
         asked: RefCell::default(),
         said: Cell::new(false),
         slips: Cell::new(false),
+        conflicts: Cell::new(0),
         stumbles: Cell::new(false),
         ended: Cell::new(None),
         stopped: Cell::new(false),

@@ -63,6 +63,7 @@ pub const FUNCTIONS: &[SqlFile] = sql_files!["functions":
     "compute_partition",
     "check_installation",
     "store_shard_messages",
+    "queue_for_streams",
     "claim_work",
     "find_flush",
     "find_duplicates",

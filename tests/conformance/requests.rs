@@ -228,6 +228,7 @@ impl Flush {
             stream_last_version: &self.stream_last_version,
             partitions: &self.partitions,
             held: &self.held,
+            patient: &[],
         }
     }
 }

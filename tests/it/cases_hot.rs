@@ -26,14 +26,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// By set-based calls of a thousand messages, a transaction each, as a service's own bulk work would: all of the hot
 /// stream first, which is the worst order for the others.
 async fn fill(client: &Client, hot: Uuid) {
+    fill_with(client, hot, HOT, COLD).await;
+}
+
+async fn fill_with(client: &Client, hot: Uuid, hot_count: usize, cold_count: usize) {
     let fill = format!(
         "do $$ begin
-            for n in 1..{HOT} / {PAGE} loop
+            for n in 1..{hot_count} / {PAGE} loop
                 perform store_outbox_messages(array_agg(gen_random_uuid()), array_agg('{hot}'::uuid), array_agg('t'::text),
                     array_agg('\\x7b7d'::bytea), array_agg(true), array_agg('sink'::text)) from generate_series(1, {PAGE});
                 commit;
             end loop;
-            for n in 1..{COLD} / {PAGE} loop
+            for n in 1..{cold_count} / {PAGE} loop
                 perform store_outbox_messages(array_agg(gen_random_uuid()), array_agg(gen_random_uuid()),
                     array_agg('t'::text), array_agg('\\x7b7d'::bytea), array_agg(true), array_agg('sink'::text))
                 from generate_series(1, {PAGE});
@@ -199,4 +203,52 @@ async fn hot_stream_cold_ones_are_published_before_it_is_through() {
     eventually("the hot one goes on", PATIENCE, async || hot_seen.load(Ordering::SeqCst) > before).await;
     engine.shutdown(Duration::from_millis(500)).await;
     assert!(ordered.load(Ordering::SeqCst), "and in order");
+}
+
+/// The hot stream has many times as much waiting as memory has room for.
+#[tokio::test(flavor = "multi_thread")]
+async fn hot_stream_larger_than_memory_makes_room_for_the_cold_ones() {
+    let (room, cold_count) = (2_000, 2_000);
+    let space = Space::new().await;
+    let (hot, client) = (Uuid::now_v7(), space.schema.client().await);
+    fill_with(&client, hot, 5 * room, cold_count).await;
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let delay_ms = Arc::new(AtomicUsize::new(20));
+    let (sees, pace) = (seen.clone(), delay_ms.clone());
+    let transport = MemoryTransport::new(move |_, message| {
+        let mut seen = sees.lock().unwrap();
+        if message.stream_id == Some(hot) {
+            seen.hot.push(message.stream_seq);
+        } else {
+            seen.cold.insert(message.stream_id);
+        }
+    })
+    // Ten thousand of the hot stream's at this pace: three minutes and more.
+    .with_delay(move || Duration::from_millis(pace.load(Ordering::SeqCst) as u64));
+    let mut config = config(&space.schema);
+    config.set("lane.rows_max", &room.to_string()).unwrap();
+    config.set("shards.count", "1").unwrap();
+    let engine = Engine::builder(config).transport(transport).start().await.unwrap();
+    eventually("all cold ones are out", PATIENCE, async || seen.lock().unwrap().cold.len() == cold_count).await;
+    // Further ones of the hot stream's go beside the log behind those that are there; a cold one does not wait for them.
+    fill_with(&client, hot, room, PAGE).await;
+    eventually("nor do later ones", PATIENCE, async || seen.lock().unwrap().cold.len() == cold_count + PAGE).await;
+    let before = seen.lock().unwrap().hot.len();
+    println!("{before} of the hot stream's were out before the last of the cold ones");
+    assert!(before < room, "the cold ones waited for {before} of the hot stream's");
+    let metrics = engine.shards()[0].metrics.clone();
+    let most = metrics.memory.rows_max.get() as usize;
+    assert!(most < 2 * room + 2 * PAGE, "{most} messages in memory at once");
+    assert!(metrics.lanes_made_room.get() > 0);
+    delay_ms.store(0, Ordering::SeqCst);
+    eventually("the hot one is through", PATIENCE, async || seen.lock().unwrap().hot.len() >= 6 * room).await;
+    engine.shutdown(Duration::from_secs(10)).await;
+    let seen = seen.lock().unwrap();
+    assert!(seen.hot.iter().copied().eq(1..=6 * room as i64), "each once and in order");
+}
+
+#[derive(Default)]
+struct Seen {
+    hot: Vec<i64>,
+    cold: HashSet<Option<Uuid>>,
 }

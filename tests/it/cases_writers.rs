@@ -1,5 +1,7 @@
 //! Hard case foreign-writer: whoever stores on a stream, it stays with the owner of its partition, in order.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use corelane::partition::partition_of;
@@ -91,4 +93,44 @@ async fn foreign_writer_leaves_a_stream_with_its_owner_and_in_order() {
             .collect();
         assert_eq!(texts, TEXTS, "once each, in the order of storing");
     }
+}
+
+/// A dozen callers of plain SQL queue for the lock of one stream without a pause, each for a moment: there is no gap that
+/// a try could find. Its owner has its turn all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_writers_that_leave_no_gap_do_not_starve_the_owner() {
+    let schema = schema();
+    let sink = Sink::default();
+    let engine = start(&config(&schema), &sink).await;
+    let (stream, over) = (Uuid::now_v7(), Arc::new(AtomicBool::new(false)));
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..12 {
+        let (mut client, over) = (schema.client().await, over.clone());
+        callers.spawn(async move {
+            let mut stored = 0;
+            while !over.load(Ordering::SeqCst) {
+                let transaction = client.transaction().await.unwrap();
+                call(&transaction, &[message(stream, "plain")]).await.expect("stored");
+                transaction.execute("select pg_sleep(0.01)", &[]).await.unwrap();
+                transaction.commit().await.unwrap();
+                stored += 1;
+            }
+            stored
+        });
+    }
+    let watch = schema.client().await;
+    eventually("they queue", PATIENCE, async || {
+        let sql = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
+        watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 6
+    })
+    .await;
+    for _ in 0..5 {
+        tokio::time::timeout(PATIENCE, store(&engine, stream, "owner")).await.expect("the owner's turn came");
+    }
+    over.store(true, Ordering::SeqCst);
+    let stored: usize = callers.join_all().await.into_iter().sum();
+    sink.wait_for(stored + 5).await;
+    engine.shutdown(Duration::from_secs(10)).await;
+    let numbers: Vec<i64> = sink.all().iter().map(|seen| seen.stream_seq).collect();
+    assert!(numbers.iter().copied().eq(1..=stored as i64 + 5), "each once and in order: {numbers:?}");
 }

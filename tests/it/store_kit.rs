@@ -255,6 +255,7 @@ impl Owner {
             stream_last_version: &last.iter().map(|last| last.unwrap_or_default().1).collect::<Vec<_>>(),
             partitions: &partitions,
             held: &self.held(),
+            patient: &[],
         };
         let reply = self.store.store_shard_messages(&request).await?;
         if let StoreReply::Stored(stored) = &reply {

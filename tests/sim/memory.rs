@@ -27,6 +27,11 @@ impl Memory {
         self.0.borrow_mut().push(metrics.clone());
     }
 
+    /// Lanes of all shards that were put beside the log to make room.
+    pub fn made_room(&self) -> u64 {
+        self.0.borrow().iter().map(|metrics| metrics.lanes_made_room.get()).sum()
+    }
+
     /// Ends the run if a shard has held more than it may. `destinations`: the most of one message.
     pub fn check(&self, runtime: &SimRuntime, plan: &ProcessPlan, destinations: usize) {
         let settings = &plan.settings;

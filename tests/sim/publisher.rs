@@ -25,6 +25,8 @@ pub struct Manners {
     pub unknown: u64,
     pub short: u64,
     pub slow: u64,
+    /// What every message may take at the most; 0: next to nothing.
+    pub pace_us: u64,
 }
 
 /// The broker, shared by all processes.
@@ -95,7 +97,7 @@ impl Broker {
     ) {
         let manners = self.manners.get();
         let slow = self.runtime.per_mille(manners.slow);
-        let us_max = if slow { 900_000 / copies.len() as u64 } else { 1_500 };
+        let us_max = if slow { 900_000 / copies.len() as u64 } else { manners.pace_us.max(1_500) };
         let mut outcomes = Vec::with_capacity(copies.len());
         let count = match self.runtime.per_mille(manners.short) {
             true => self.runtime.below(copies.len() as u64) as usize,

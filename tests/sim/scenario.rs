@@ -74,6 +74,8 @@ pub struct Account {
     /// Appends with an expected version that were stored, and that were refused for it.
     pub appends: u64,
     pub conflicts: u64,
+    /// Lanes that were put beside the log because memory was full of them.
+    pub made_room: u64,
 }
 
 impl Scenario {
@@ -84,7 +86,14 @@ impl Scenario {
         let wild = below(4) > 0;
         let faults = if wild { Faults::drawn(&mut below) } else { Faults::default() };
         let manners = if below(3) > 0 {
-            Manners { failed: below(120), permanent: below(10), unknown: below(60), short: below(40), slow: below(30) }
+            Manners {
+                failed: below(120),
+                permanent: below(10),
+                unknown: below(60),
+                short: below(40),
+                slow: below(30),
+                pace_us: 0,
+            }
         } else {
             Manners::default()
         };
@@ -145,6 +154,8 @@ impl Scenario {
             lane_rows_max: self.lane_rows_max,
             // Now and then fewer than there are: they are shed.
             lane_streams_max: if self.seed % 4 == 3 { 3 } else { 1_000 },
+            // Shorter than a run takes, so that memory is full for as long now and then.
+            lane_crowd_ms: if self.is_kept() { 1_000 } else { 20 },
             publish_run_rows_max: 16,
             publish_in_flight_max: 4,
             retry_base_ms: 40,
@@ -286,7 +297,15 @@ async fn live(runtime: SimRuntime, scenario: Scenario) -> Account {
     }
     let (copies, accepted) = sink.counts();
     let Told { appends, conflicts, .. } = *told.borrow();
-    Account { committed: model.history().len(), accepted, copies, fences: model.fences(), appends, conflicts }
+    Account {
+        committed: model.history().len(),
+        accepted,
+        copies,
+        fences: model.fences(),
+        appends,
+        conflicts,
+        made_room: plan.memory.made_room(),
+    }
 }
 
 fn spawn_maintenance(runtime: &SimRuntime, model: &Model, every_ms: u64) {

@@ -106,6 +106,30 @@ fn crashes_of_the_server_lose_and_reorder_nothing() {
     }
 }
 
+/// A few streams have more waiting than memory has room for, and the transport takes its time: their lanes make room, and
+/// everything that holds without that does so with it, whatever ends in the middle of it.
+#[test]
+fn lanes_that_make_room_lose_and_reorder_nothing() {
+    let accounts = run_seeds(60, |seed| {
+        let drawn = Scenario::drawn(seed);
+        Scenario {
+            streams: 2 + seed % 4,
+            destinations: 1 + seed % 2,
+            strangers: 3,
+            hold_us: 10_000,
+            messages: 400,
+            pause_us: 4_000,
+            run_ms: 4_000,
+            lane_rows_max: 16 + (seed % 3) as usize * 24,
+            manners: Manners { pace_us: 100_000, failed: seed % 20, ..drawn.manners },
+            ..drawn
+        }
+    });
+    let made_room: u64 = accounts.iter().map(|of| of.made_room).sum();
+    println!("{} seeds: lanes made room {made_room} times", accounts.len());
+    assert!(made_room > accounts.len() as u64, "hardly a lane made room: {made_room}");
+}
+
 /// Without faults and with a transport that keeps its word no message goes out twice.
 #[test]
 fn without_faults_no_copy_goes_out() {

@@ -15,6 +15,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use serde::Serialize;
 
 use super::choice::name;
+use super::hand_over::Owners;
 use super::processes::Process;
 use super::proxy::Proxy;
 use super::relay;
@@ -67,8 +68,10 @@ pub struct Scene {
     pub engines: Vec<Process>,
     /// After each kill beside others: until every partition had a living owner again.
     pub take_overs: Vec<Duration>,
-    /// After each orderly stop beside others: the same, from the order on.
+    /// After each order to stop beside others: until the last of its partitions had its next owner.
     pub hand_overs: Vec<Duration>,
+    /// After each order to stop: until the process said that it has.
+    pub stops: Vec<Duration>,
     /// Samples of the journal's length: when, how many.
     pub timeline: Vec<(Instant, u64)>,
     /// What was done.
@@ -238,11 +241,14 @@ impl Scene {
             FaultChoice::EngineStop => {
                 let at = self.random.random_range(0..self.engines.len());
                 let before = self.living().await?;
-                let begun = Instant::now();
+                let owners = Owners::watch(self.target.connect().await?, &self.schema).await?;
+                let order = Instant::now();
                 self.engines[at].order("stop", "stopped", Duration::from_secs(60)).await?;
+                self.stops.push(order.elapsed());
                 if self.engines.len() > 1 {
-                    let ended = self.await_take_over(&before).await?;
-                    self.hand_overs.extend(ended.then(|| begun.elapsed()));
+                    self.await_take_over(&before).await?;
+                    let ended = self.ended_of(&before).await?;
+                    self.hand_overs.extend(owners.handed_over(&ended, order).await?);
                 }
                 self.restart(at).await?;
                 // What it held is handed over exactly. But who takes it reads on from where it was left, and one that
@@ -400,6 +406,14 @@ impl Scene {
              and exists (select from @.wh_partition p where p.owner = i.number)";
         let client = self.target.connect().await?;
         let rows = client.query(&sql.replace('@', &quoted(&self.schema)), &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Those of them that have ended since.
+    async fn ended_of(&self, before: &[i32]) -> Result<Vec<i32>> {
+        let sql = "select number from @.wh_instance where number = any ($1) and state <> 0";
+        let client = self.target.connect().await?;
+        let rows = client.query(&sql.replace('@', &quoted(&self.schema)), &[&before]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 

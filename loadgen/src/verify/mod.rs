@@ -11,6 +11,7 @@ pub mod clock;
 pub mod engine_process;
 pub mod faults;
 pub mod foreign;
+pub mod hand_over;
 pub mod oracle;
 pub mod processes;
 pub mod proxy;
@@ -108,7 +109,7 @@ pub async fn verify(args: &VerifyArgs) -> Result<Outcome> {
     }
     report::put(&mut json, "faults_made", count_of_each(&incidents));
     report::put(&mut json, "incidents", &incidents);
-    let Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, conflicts } = match outcome {
+    let Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, stops, conflicts } = match outcome {
         Ok(played) => played,
         Err(failure) => return Ok(broken_off(json, &failure)),
     };
@@ -123,12 +124,14 @@ pub async fn verify(args: &VerifyArgs) -> Result<Outcome> {
     }
     let take_over_ms = sorted_ms("killed engines taken over", &take_overs);
     let hand_over_ms = sorted_ms("stopped engines handed over", &hand_overs);
+    let stop_ms = sorted_ms("their processes had stopped", &stops);
     let broken = verdict.broken(copies_max) || conflicts.is_some_and(|conflicts| conflicts > 0);
     if let Ok(serde_json::Value::Object(findings)) = serde_json::to_value(verdict) {
         json.extend(findings);
     }
     report::put(&mut json, "take_over_ms", take_over_ms);
     report::put(&mut json, "hand_over_ms", hand_over_ms);
+    report::put(&mut json, "stop_ms", stop_ms);
     report::put(&mut json, "engine_conflicts", conflicts);
     report::put(&mut json, "copies_max", copies_max);
     report::put(&mut json, "foreign_commits", commits);
@@ -146,6 +149,7 @@ struct Played {
     commits: u64,
     take_overs: Vec<Duration>,
     hand_overs: Vec<Duration>,
+    stops: Vec<Duration>,
     /// Deadlocks and conflicts of serialization on the engines' connections; not known of a given server.
     conflicts: Option<u64>,
 }
@@ -203,6 +207,7 @@ impl Stage<'_> {
             engines,
             take_overs: Vec::new(),
             hand_overs: Vec::new(),
+            stops: Vec::new(),
             timeline: Vec::new(),
             incidents: Vec::new(),
             random: StdRng::seed_from_u64(self.seed),
@@ -264,8 +269,8 @@ impl Stage<'_> {
         // Who calls twice in one transaction may deadlock with whoever stores meanwhile: that is documented, and either of
         // the two is the server's victim. An engine's goes again; how often shows that it does.
         let conflicts = conflicts.map(|conflicts| conflicts.iter().filter(|text| !is_foreign(text)).count() as u64);
-        let Scene { take_overs, hand_overs, .. } = scene;
-        Ok(Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, conflicts })
+        let Scene { take_overs, hand_overs, stops, .. } = scene;
+        Ok(Played { verdict, relayed, copies_max, commits, take_overs, hand_overs, stops, conflicts })
     }
 
     fn start_sink(&self) -> Result<Process> {

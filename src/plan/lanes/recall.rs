@@ -17,6 +17,12 @@ pub enum Recalled {
 }
 
 impl Lane {
+    /// Whether its next message may go out.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.state == LaneState::Ready
+    }
+
     /// Whether it waits for an operator.
     #[must_use]
     pub fn is_on_hold(&self) -> bool {
@@ -39,18 +45,21 @@ impl Lanes {
             // What is drained is drained to the end, and the row goes only if nothing is left.
             _ if of.kept_beside => Recalled::AsItIs,
             LaneState::InFlight | LaneState::Dying => Recalled::Busy,
-            LaneState::Ready => {
-                self.ready[of.destination.index()].retain(|ready| *ready != lane.0);
-                self.ready_count -= 1;
-                self.lanes[index].state = LaneState::InFlight;
-                self.park(lane, 0, Tick(0), each);
-                Recalled::Due
-            }
-            LaneState::Idle => {
-                self.lanes[index].state = LaneState::InFlight;
+            LaneState::Ready | LaneState::Idle => {
+                self.take_back(lane);
                 self.park(lane, 0, Tick(0), each);
                 Recalled::Due
             }
         }
+    }
+
+    /// Nothing new of a lane starts, of which nothing is out: go on with [`Lanes::park`].
+    pub fn take_back(&mut self, lane: LaneIndex) {
+        let of = &mut self.lanes[lane.0 as usize];
+        if of.state == LaneState::Ready {
+            self.ready[of.destination.index()].retain(|ready| *ready != lane.0);
+            self.ready_count -= 1;
+        }
+        of.state = LaneState::InFlight;
     }
 }

@@ -4,6 +4,7 @@
 //! - Locks before reads, reads in later statements: a transaction that was waited for is seen.
 //! - A flush is busy without having written anything, or it is whole.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use uuid::Uuid;
@@ -14,7 +15,7 @@ use super::find::{find, find_duplicates};
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::batch::{DestinationId, Rows};
-use crate::limits::STREAM_LOCKS_MAX;
+use crate::limits::{STREAM_LOCKS_MAX, STREAM_PATIENCE_MS};
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{
@@ -48,6 +49,7 @@ struct Request {
     streams: Vec<Stream>,
     partitions: Vec<u32>,
     held: Vec<u32>,
+    patient: Vec<usize>,
 }
 
 impl Request {
@@ -74,6 +76,7 @@ impl Request {
             streams,
             partitions: request.partitions.to_vec(),
             held: request.held.to_vec(),
+            patient: request.patient.iter().map(|at| *at as usize).collect(),
         }
     }
 }
@@ -173,6 +176,20 @@ impl Store for ModelStore {
     }
 }
 
+/// Waits for the locks of streams that others leave no gap at, as callers do and in their order.
+async fn queue_for_streams(tx: &Tx, request: &Request) -> Result<(), StoreError> {
+    let mut streams: Vec<&Stream> = request.patient.iter().map(|at| &request.streams[*at]).collect();
+    streams.sort_by_key(|stream| stream_key(stream.id));
+    let partitions: BTreeSet<u32> = streams.iter().map(|stream| stream.partition).collect();
+    let partitions = partitions.into_iter().map(|partition| (Key::Partition(partition), false));
+    for (key, exclusive) in partitions.chain(streams.iter().map(|stream| (stream_key(stream.id), true))) {
+        if !tx.lock_within(key, exclusive, STREAM_PATIENCE_MS).await? {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Takes what can be taken at once; answers the streams that somebody else works on.
 async fn lock_what_is_free(tx: &Tx, request: &Request) -> Result<Vec<Uuid>, StoreError> {
     let contested: Vec<u32> =
@@ -212,6 +229,7 @@ async fn store(tx: Tx, request: Request) -> Result<StoreReply, StoreError> {
     }
     tx.lock(Key::Flush(number, request.origin.shard), true).await?;
     tx.pause().await?;
+    queue_for_streams(&tx, &request).await?;
     let busy = lock_what_is_free(&tx, &request).await?;
     if !busy.is_empty() {
         return Ok(StoreReply::Busy { stream_id: busy });

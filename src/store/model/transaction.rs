@@ -129,6 +129,16 @@ impl Tx {
         }
     }
 
+    /// Waits for a lock for so long; answers whether it was got.
+    pub(super) async fn lock_within(&self, key: Key, exclusive: bool, ms: u64) -> Result<bool, StoreError> {
+        let runtime = &self.model.0.runtime;
+        let late = Box::pin(runtime.sleep_until(runtime.now().plus_ms(ms)));
+        match select(Box::pin(self.lock(key, exclusive)), late).await {
+            Either::Left((locked, _)) => locked.map(|()| true),
+            Either::Right(_) => self.check().map(|()| false),
+        }
+    }
+
     /// The transaction's id, from its first write on.
     pub(super) fn xid(&self) -> u64 {
         let xid = self.database().assign_xid(self.owner);

@@ -116,6 +116,7 @@ pub struct PostgresStore {
 
 struct Texts {
     store: Sql,
+    store_patiently: Sql,
     find_flush: Sql,
     find_duplicates: Sql,
     settle: Sql,
@@ -140,6 +141,7 @@ impl Texts {
         let schema = schema.quoted();
         Self {
             store: store::store_sql(schema),
+            store_patiently: store::store_patiently_sql(schema),
             find_flush: store::find_flush_sql(schema),
             find_duplicates: store::find_duplicates_sql(schema),
             settle: settle::settle_sql(schema),
@@ -156,16 +158,32 @@ impl Texts {
 /// as long as a program of this version may run on it (see `store::sql`).
 #[must_use]
 pub fn statements(schema: &SchemaName) -> Vec<(String, &'static [Type])> {
-    let Texts { store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep } =
-        Texts::of(schema);
-    let shards = [store, find_flush, find_duplicates, settle, claim, claim_parked, release_scheduled, load, keep];
-    shards.into_iter().chain(coordination::statements(schema)).map(|sql| (sql.text, sql.takes)).collect()
+    let Texts {
+        store,
+        store_patiently,
+        find_flush,
+        find_duplicates,
+        settle,
+        claim,
+        claim_parked,
+        release_scheduled,
+        load,
+        keep,
+    } = Texts::of(schema);
+    let writing = [store, store_patiently, find_flush, find_duplicates, settle];
+    let reading = [claim, claim_parked, release_scheduled, load, keep];
+    writing
+        .into_iter()
+        .chain(reading)
+        .chain(coordination::statements(schema))
+        .map(|sql| (sql.text, sql.takes))
+        .collect()
 }
 
 impl Store for PostgresStore {
     async fn store_shard_messages(&self, request: &StoreRequest<'_>) -> Result<StoreReply, StoreError> {
         let (call, _) = self.writing.call().await?;
-        let result = store::store(&call.connection, &self.sql.store, request).await;
+        let result = store::store(&call.connection, &self.sql.store, &self.sql.store_patiently, request).await;
         call.end(result).await
     }
 

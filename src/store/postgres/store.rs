@@ -9,54 +9,75 @@ use super::log::LogRows;
 use super::send::{Connection, Sql, only, takes};
 use crate::batch::{Rows, Span, is_scheduled};
 use crate::ids::Epoch;
+use crate::limits::STREAM_PATIENCE_MS;
 use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
 use crate::store::sqlstate::number_taken;
 
+/// What a flush is sent with, and what comes behind it.
+macro_rules! takes_of_flush {
+    ($($more:ident),*) => {
+        takes![
+            INT4,
+            INT2,
+            INT8,
+            INT8,
+            INT8,
+            INT8_ARRAY,
+            UUID,
+            INT4_ARRAY,
+            BOOL,
+            INT4,
+            INT4,
+            INT2_ARRAY,
+            INT8_ARRAY,
+            INT8_ARRAY,
+            INT8_ARRAY,
+            UUID_ARRAY,
+            UUID_ARRAY,
+            UUID_ARRAY,
+            UUID_ARRAY,
+            UUID_ARRAY,
+            INT4_ARRAY,
+            INT2_ARRAY,
+            TEXT_ARRAY,
+            TEXT_ARRAY,
+            BYTEA_ARRAY,
+            BYTEA_ARRAY,
+            TIMESTAMPTZ_ARRAY,
+            INT4_ARRAY,
+            TEXT_ARRAY,
+            INT4_ARRAY,
+            BOOL_ARRAY,
+            INT4_ARRAY,
+            TEXT_ARRAY,
+            INT4_ARRAY,
+            INT2_ARRAY,
+            $($more),*
+        ]
+    };
+}
+
+const STORED: &str = "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version";
+
 pub(super) fn store_sql(schema: &str) -> Sql {
-    let parameters = (1..=35).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    let parameters = parameters(35);
+    let text = format!("{STORED} from {schema}.store_shard_messages({parameters})");
+    Sql { slot: 0, text, takes: takes_of_flush![] }
+}
+
+/// The same, behind a wait for streams. Its first parameter is an answer of that wait: so it comes later.
+pub(super) fn store_patiently_sql(schema: &str) -> Sql {
+    let (first, rest) = ("case when q.done is not null then $1 end", parameters(35).split_off("$1".len()));
     let text = format!(
-        "select busy, xid, epoch, position, owned, is_foreign, last_seq, last_version \
-         from {schema}.store_shard_messages({parameters})"
+        "{STORED} from {schema}.queue_for_streams($1, $2, $8, $36, $37, $38) q(done) \
+         cross join lateral {schema}.store_shard_messages({first}{rest})"
     );
-    let takes = takes![
-        INT4,
-        INT2,
-        INT8,
-        INT8,
-        INT8,
-        INT8_ARRAY,
-        UUID,
-        INT4_ARRAY,
-        BOOL,
-        INT4,
-        INT4,
-        INT2_ARRAY,
-        INT8_ARRAY,
-        INT8_ARRAY,
-        INT8_ARRAY,
-        UUID_ARRAY,
-        UUID_ARRAY,
-        UUID_ARRAY,
-        UUID_ARRAY,
-        UUID_ARRAY,
-        INT4_ARRAY,
-        INT2_ARRAY,
-        TEXT_ARRAY,
-        TEXT_ARRAY,
-        BYTEA_ARRAY,
-        BYTEA_ARRAY,
-        TIMESTAMPTZ_ARRAY,
-        INT4_ARRAY,
-        TEXT_ARRAY,
-        INT4_ARRAY,
-        BOOL_ARRAY,
-        INT4_ARRAY,
-        TEXT_ARRAY,
-        INT4_ARRAY,
-        INT2_ARRAY
-    ];
-    Sql { slot: 0, text, takes }
+    Sql { slot: 8, text, takes: takes_of_flush![UUID_ARRAY, INT4_ARRAY, INT4] }
+}
+
+fn parameters(count: usize) -> String {
+    (1..=count).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
 pub(super) fn find_flush_sql(schema: &str) -> Sql {
@@ -73,6 +94,7 @@ pub(super) fn find_duplicates_sql(schema: &str) -> Sql {
 pub(super) async fn store(
     connection: &Connection,
     sql: &Sql,
+    patiently: &Sql,
     request: &StoreRequest<'_>,
 ) -> Result<StoreReply, StoreError> {
     let rows = Batches::new(request.batches);
@@ -165,7 +187,11 @@ pub(super) async fn store(
     let (span_id, trace_id, trace_flags) =
         (traced.then_some(span_id), traced.then_some(trace_id), traced.then_some(trace_flags));
     let due = (scheduled > 0).then_some(due);
-    let parameters: [&(dyn ToSql + Sync); 35] = [
+    let patient = request.patient.iter().map(|at| *at as usize);
+    let streams: Vec<Uuid> = patient.clone().map(|at| request.stream_id[at]).collect();
+    let stream_partitions: Vec<i32> = patient.map(|at| request.stream_partition[at] as i32).collect();
+    let patience_ms = STREAM_PATIENCE_MS as i32;
+    let parameters: [&(dyn ToSql + Sync); 38] = [
         &incarnation,
         &shard,
         &request.origin.flush_number,
@@ -201,9 +227,13 @@ pub(super) async fn store(
         &dictionary,
         &log_row,
         &log_destination,
+        &streams,
+        &stream_partitions,
+        &patience_ms,
     ];
+    let (sql, parameters) = if streams.is_empty() { (sql, &parameters[..35]) } else { (patiently, &parameters[..]) };
     let batches = || request.batches.iter().map(|rows| &**rows);
-    let rows = connection.rows(sql, &parameters).await.map_err(|error| number_taken(&error, batches()))?;
+    let rows = connection.rows(sql, parameters).await.map_err(|error| number_taken(&error, batches()))?;
     let row = only(rows)?;
     if let Some(stream_id) = row.try_get::<_, Option<Vec<Uuid>>>(0)? {
         let Some(version) = row.try_get::<_, Option<Vec<i64>>>(7)? else { return Ok(StoreReply::Busy { stream_id }) };

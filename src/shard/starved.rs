@@ -1,0 +1,86 @@
+//! Streams at whose locks others leave no gap: the flush waits for them at times.
+//!
+//! Invariants
+//! - A flush only tries, at first: whoever works on a stream for long holds up that stream's messages and no other.
+//! - What was locked at every try for [`TRIED_US`] is waited for in its queue, [`STREAM_PATIENCE_MS`] at most: so a stream that
+//!   callers queue for without a pause is the owner's when it is its turn.
+//! - So the other streams of the shard wait for that for one [`SHARE`]th of the time at most, however long it is held.
+//!
+//! [`STREAM_PATIENCE_MS`]: crate::limits::STREAM_PATIENCE_MS
+
+use hashbrown::HashMap;
+use uuid::Uuid;
+
+use crate::time::Tick;
+
+/// How long a stream is only tried for.
+const TRIED_US: u64 = 250_000;
+/// Of the time that follows a wait, what it may have taken.
+const SHARE: u64 = 16;
+/// Streams that one flush waits for: their waits add up.
+const STREAMS_MAX: usize = 4;
+/// Streams that are remembered. Beyond them all are forgotten: they are tried for a little longer.
+const REMEMBERED_MAX: usize = 4_096;
+
+/// Since when streams are locked elsewhere.
+#[derive(Debug, Default)]
+pub(super) struct Starved {
+    since: HashMap<Uuid, Tick>,
+    not_before: Tick,
+}
+
+impl Starved {
+    /// These were locked elsewhere.
+    pub(super) fn busy(&mut self, streams: &[Uuid], now: Tick) {
+        if self.since.len() + streams.len() > REMEMBERED_MAX {
+            self.since.clear();
+        }
+        for stream in streams.iter().take(REMEMBERED_MAX) {
+            self.since.entry(*stream).or_insert(now);
+        }
+    }
+
+    /// These were not.
+    pub(super) fn stored(&mut self, streams: &[Uuid]) {
+        if !self.since.is_empty() {
+            self.since.retain(|stream, _| !streams.contains(stream));
+        }
+    }
+
+    /// Which of a flush's streams it is to wait for, by their index.
+    pub(super) fn of(&self, streams: &[Uuid], now: Tick) -> Vec<u32> {
+        if self.since.is_empty() || now < self.not_before {
+            return Vec::new();
+        }
+        let is_due = |stream: &Uuid| self.since.get(stream).is_some_and(|since| now.since_us(*since) >= TRIED_US);
+        let due = streams.iter().enumerate().filter(|(_, stream)| is_due(stream));
+        due.map(|(at, _)| at as u32).take(STREAMS_MAX).collect()
+    }
+
+    /// A flush has waited.
+    pub(super) fn waited(&mut self, sent: Tick, now: Tick) {
+        self.not_before = now.plus_us(now.since_us(sent).saturating_mul(SHARE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_locked_at_every_try_is_waited_for_and_not_all_the_time() {
+        let streams: Vec<Uuid> = (0..9).map(Uuid::from_u128).collect();
+        let at = |ms: u64| Tick(1_000_000).plus_ms(ms);
+        let mut starved = Starved::default();
+        starved.busy(&streams[..7], at(0));
+        starved.busy(&streams[..7], at(200));
+        assert!(starved.of(&streams, at(249)).is_empty(), "it is tried first");
+        assert_eq!(starved.of(&streams, at(250)), [0, 1, 2, 3]);
+        starved.waited(at(250), at(350));
+        assert!(starved.of(&streams, at(350 + 1_599)).is_empty(), "the other streams have their time");
+        starved.stored(&streams[..3]);
+        assert_eq!(starved.of(&streams, at(350 + 1_600)), [3, 4, 5, 6]);
+        starved.busy(&streams[..1], at(2_000));
+        assert_eq!(starved.of(&streams[..1], at(2_100)), [0u32; 0], "from the beginning");
+    }
+}
