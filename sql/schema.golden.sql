@@ -402,8 +402,10 @@ begin
     with lane as (
         select k.lane_id, k.due from wh_inbox_parked k
         where k.consumer = p_consumer and k.lane_id = any (v_locked) and k.due <= v_now
-    ), kept as (
-        select i.lane_id, i.message_id, row_number() over w as nth, sum(i.bytes) over w as bytes
+        order by k.due, k.lane_id
+    ), read as (
+        -- Lane after lane, until there are enough: each may have many times p_rows_max.
+        select l.due, i.*
         from lane l
         cross join lateral (
             select i.lane_id, i.message_id, i.arrival, octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) as bytes
@@ -412,7 +414,11 @@ begin
             order by i.arrival
             limit p_rows_max + 1
         ) i
-        window w as (order by l.due, l.lane_id, i.arrival)
+        limit p_rows_max + 1
+    ), kept as (
+        select r.lane_id, r.message_id, row_number() over w as nth, sum(r.bytes) over w as bytes
+        from read r
+        window w as (order by r.due, r.lane_id, r.arrival)
     )
     select coalesce(array_agg(k.message_id order by k.nth) filter (where k.fits), '{}'),
         coalesce(array_agg(distinct k.lane_id) filter (where k.fits), '{}'),

@@ -282,6 +282,41 @@ async fn a_claim_looks_at_a_bounded_number_of_lanes_and_the_next_one_goes_on_beh
     assert_eq!(session.locked().await, 1);
 }
 
+/// Pages of the inbox that a claim touches, of so many rows.
+async fn pages_of_a_claim(session: &Session, rows_max: i32) -> i64 {
+    let pages = "select sum(pg_stat_get_xact_blocks_fetched(c.oid))::int8 from pg_class c
+        where c.oid in ('wh_inbox'::regclass, 'wh_inbox_lane'::regclass, 'wh_inbox_pkey'::regclass)";
+    let pages = async || session.client.query_one(pages, &[]).await.unwrap().get::<_, i64>(0);
+    session.client.batch_execute("begin").await.unwrap();
+    let before = pages().await;
+    let (claimed, _) = session.claim(&[], 100, rows_max, 1 << 30).await;
+    assert_eq!(claimed.len(), rows_max as usize);
+    let pages = pages().await - before;
+    session.client.batch_execute("commit; select pg_advisory_unlock_all()").await.unwrap();
+    pages
+}
+
+#[tokio::test]
+async fn a_claim_reads_as_many_messages_as_it_answers_however_long_its_lanes_are() {
+    let space = Space::new().await;
+    let session = Session::new(&space).await;
+    let lanes: [Uuid; 50] = ids();
+    park_lanes(&session, &lanes).await;
+    for _ in 0..200 {
+        let of: Vec<(Uuid, Uuid)> = lanes.iter().map(|lane| (Uuid::now_v7(), *lane)).collect();
+        session.keep(&of).await;
+    }
+    session.client.batch_execute("vacuum analyze wh_inbox").await.unwrap();
+    let pages = pages_of_a_claim(&session, 100).await;
+    assert!(pages < 1_500, "{pages} pages for 100 messages of 10,000");
+    // In the order of their lanes, and of each lane from its first message on.
+    let (claimed, more) = session.claim(&[], 100, 250, 1 << 30).await;
+    assert!(more);
+    let turns: Vec<Uuid> = claimed.iter().map(|of| of.lane).collect();
+    assert_eq!(turns, [[lanes[0]; 201].as_slice(), [lanes[1]; 49].as_slice()].concat());
+    assert_eq!(session.locked().await, 2);
+}
+
 #[tokio::test]
 async fn what_begin_cannot_answer_truly_it_refuses() {
     let space = Space::new().await;
