@@ -99,6 +99,12 @@ pub struct Figures {
     /// Events that a subscription passed over (`subscribe`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skips: Option<u64>,
+    /// Most that a subscription was behind at one of its looks: events, and the age of the oldest of them (`subscribe`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lag_events: Option<u64>,
+    /// See there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lag_age_ms: Option<u64>,
     /// By claim, of all published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed_messages: Option<u64>,
@@ -167,6 +173,8 @@ impl Figures {
             duplicates: sum(|f| f.duplicates),
             double_effects: sum(|f| f.double_effects),
             skips: sum(|f| f.skips),
+            lag_events: rounds.iter().filter_map(|f| f.lag_events).max(),
+            lag_age_ms: rounds.iter().filter_map(|f| f.lag_age_ms).max(),
             ..last.clone()
         }
     }

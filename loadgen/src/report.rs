@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::failure::{Failure, Result};
-use crate::figures::Figures;
+use crate::figures::{Figures, Latencies};
 use crate::latency::Percentiles;
 
 /// One column of the table.
@@ -45,10 +45,23 @@ pub fn table(columns: &[Column<'_>]) -> Table {
     row("messages/s", &|f| thousands(f.messages_per_second));
     row("server CPU µs a message", &|f| number(f.server_cpu_us_per_message, 1));
     row("client CPU µs a message", &|f| number(f.client_cpu_us_per_message, 1));
-    row("store ms (p50 p99 p99.9 max)", &|f| latency(f.latency_ms.store));
-    row("publish ms", &|f| latency(f.latency_ms.publish));
-    row("end to end ms", &|f| latency(f.latency_ms.end_to_end));
-    row("claim ms", &|f| f.latency_ms.claim.map_or(String::new(), |claim| latency(Some(claim))));
+    // What none of them has belongs to another scenario.
+    let mut latencies = |name: &str, of: fn(&Latencies) -> Option<Percentiles>| {
+        if columns.iter().any(|column| of(&column.figures.latency_ms).is_some()) {
+            row(name, &|f| latency(of(&f.latency_ms)));
+        }
+    };
+    latencies("store ms (p50 p99 p99.9 max)", |of| of.store);
+    latencies("publish ms (p50 p99 p99.9 max)", |of| of.publish);
+    let scenario = columns.first().map_or("", |column| column.figures.scenario.split(' ').next().unwrap_or_default());
+    let end_to_end = match scenario {
+        "inbox" => "arrival to settled ms (p50 p99 p99.9 max)",
+        "subscribe" => "append to seen ms (p50 p99 p99.9 max)",
+        "relay" => "arrival to relayed ms (p50 p99 p99.9 max)",
+        _ => "end to end ms (p50 p99 p99.9 max)",
+    };
+    latencies(end_to_end, |of| of.end_to_end);
+    latencies("claim ms (p50 p99 p99.9 max)", |of| of.claim);
     row("WAL bytes a message", &|f| number(f.wal_bytes_per_message, 0));
     row("commits a message", &|f| number(f.commits_per_message, 4));
     row("rows updated or deleted a message", &|f| number(f.rows_updated_or_deleted_per_message, 4));
@@ -62,6 +75,8 @@ pub fn table(columns: &[Column<'_>]) -> Table {
     row("duplicates", &|f| some(f.duplicates));
     row("double effects", &|f| some(f.double_effects));
     row("skips", &|f| some(f.skips));
+    row("lag at most, events", &|f| some(f.lag_events));
+    row("lag at most, ms", &|f| some(f.lag_age_ms));
     row("calls refused as overloaded", &|f| if f.overloaded > 0 { f.overloaded.to_string() } else { String::new() });
     table
 }

@@ -45,6 +45,9 @@ struct Seen {
     events: AtomicU64,
     again: AtomicU64,
     passed_over: AtomicU64,
+    /// At its looks, at most.
+    lag_events: AtomicU64,
+    lag_age_ms: AtomicU64,
 }
 
 async fn in_schema(target: &Target, scenario: &Scenario, schema: &str) -> Result<Figures> {
@@ -62,6 +65,7 @@ async fn in_schema(target: &Target, scenario: &Scenario, schema: &str) -> Result
     let watching = {
         let (seen, tally) = (seen.clone(), tally.clone());
         let mut versions = vec![0_i64; scenario.streams as usize];
+        let metrics = subscription.metrics().clone();
         tokio::spawn(async move {
             while let Some(batch) = subscription.next().await? {
                 let now_us = began.elapsed().as_micros() as u64;
@@ -82,6 +86,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, schema: &str) -> Result
                 }
                 seen.events.fetch_add(first, Ordering::Relaxed);
                 tally.published.fetch_add(first, Ordering::Relaxed);
+                seen.lag_events.fetch_max(metrics.lag_events_now.get(), Ordering::Relaxed);
+                seen.lag_age_ms.fetch_max(metrics.lag_age_ms_now.get(), Ordering::Relaxed);
                 batch.done();
             }
             Ok::<(), corelane::Error>(())
@@ -95,6 +101,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, schema: &str) -> Result
         began,
     });
     let reset = async || {
+        seen.lag_events.store(0, Ordering::Relaxed);
+        seen.lag_age_ms.store(0, Ordering::Relaxed);
         *seen.latency.lock().unwrap_or_else(PoisonError::into_inner) = Recorder::default();
         Ok(())
     };
@@ -114,6 +122,8 @@ async fn in_schema(target: &Target, scenario: &Scenario, schema: &str) -> Result
         copies: seen.again.load(Ordering::Relaxed),
         ..Findings::default()
     });
+    figures.lag_events = Some(seen.lag_events.load(Ordering::Relaxed));
+    figures.lag_age_ms = Some(seen.lag_age_ms.load(Ordering::Relaxed));
     figures.skips = Some(seen.passed_over.load(Ordering::Relaxed));
     figures.latency_ms.end_to_end = seen.latency.lock().unwrap_or_else(PoisonError::into_inner).percentiles();
     describe(&mut figures, scenario, &engine, 1);
