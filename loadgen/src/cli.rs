@@ -321,6 +321,7 @@ pub enum FaultChoice {
     ServerRestart,
     ReadOnly,
     StatementTimeout,
+    Conflicts,
     NetworkDelay,
     NetworkLoss,
     Skew,

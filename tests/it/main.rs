@@ -9,6 +9,7 @@ mod conformance;
 mod bad_input;
 mod cases_bulk;
 mod cases_bytes;
+mod cases_conflicts;
 mod cases_deadlocks;
 mod cases_faults;
 mod cases_hot;

@@ -7,7 +7,7 @@ use crate::cli::FaultChoice;
 use crate::failure::{Failure, Result};
 
 /// What is broken by a step. Foreign writers run all the time and are no steps.
-pub const STEPS: [FaultChoice; 19] = [
+pub const STEPS: [FaultChoice; 20] = [
     FaultChoice::Refuse,
     FaultChoice::Late,
     FaultChoice::Unknown,
@@ -18,6 +18,7 @@ pub const STEPS: [FaultChoice; 19] = [
     FaultChoice::ServerRestart,
     FaultChoice::ReadOnly,
     FaultChoice::StatementTimeout,
+    FaultChoice::Conflicts,
     FaultChoice::NetworkDelay,
     FaultChoice::NetworkLoss,
     FaultChoice::Skew,

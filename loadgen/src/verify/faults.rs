@@ -15,6 +15,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use serde::Serialize;
 
 use super::choice::name;
+use super::conflicts;
 use super::hand_over::Owners;
 use super::processes::Process;
 use super::proxy::Proxy;
@@ -203,6 +204,15 @@ impl Scene {
                 let ms = self.random.random_range(2..20);
                 self.with_setting("statement_timeout", &format!("{ms}ms"), 500..2_500).await?;
                 true
+            }
+            FaultChoice::Conflicts => {
+                let client = self.target.connect().await?;
+                conflicts::switch(&client, &self.schema, self.random.random_range(50..300)).await?;
+                let time = Duration::from_millis(self.random.random_range(500..2_500));
+                self.watch_for(time).await;
+                conflicts::switch(&client, &self.schema, 0).await?;
+                // Nothing was written by a call that failed, and who failed calls again. A neighbour's look may fail too.
+                self.engines.len() > 1
             }
             FaultChoice::NetworkDelay => {
                 let Some(proxy) = self.proxies.choose(&mut self.random).cloned() else { return Ok(()) };

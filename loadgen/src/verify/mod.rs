@@ -8,6 +8,7 @@
 
 pub mod choice;
 pub mod clock;
+pub mod conflicts;
 pub mod engine_process;
 pub mod faults;
 pub mod foreign;
@@ -59,9 +60,10 @@ const STREAMS: u32 = 200;
 /// Shards where nothing else is said: more than one, also on a small machine, because what one stores the claim of
 /// another has to leave alone.
 const SHARDS: usize = 2;
-/// How long the sink must have been quiet, and how long that may take.
+/// How long the sink must have been quiet, and how long that may take: what is kept behind failures comes late, and late is not
+/// lost. Where nothing comes for five times the first, it is over as well.
 const QUIET: Duration = Duration::from_secs(3);
-const QUIET_MAX: Duration = Duration::from_secs(60);
+const QUIET_MAX: Duration = Duration::from_secs(300);
 
 /// Verifies and prints the verdict.
 ///
@@ -177,6 +179,9 @@ impl Stage<'_> {
         let setup = self.target.connect().await?;
         setup.batch_execute(&format!("create table {}.loadgen_elsewhere (value int8)", quoted(self.schema))).await?;
         setup.batch_execute(&relay::TABLE.replace('@', &quoted(self.schema))).await?;
+        if self.chosen.contains(&FaultChoice::Conflicts) {
+            conflicts::prepare(&setup, self.schema).await?;
+        }
         drop(setup);
         let family = StreamFamily::random();
         let proxies: Vec<Proxy> = match self.target.private() {
