@@ -193,8 +193,11 @@ async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_pus
         load.round(rows, &["somewhere"]).await;
     }
     for (what, to) in [("stored", &[][..]), ("stored and published", &["somewhere"][..])] {
-        let (small, large) = (load.round(100, to).await, load.round(1_000, to).await);
-        for round in [&small, &large] {
+        // The least of three rounds: what a message allocates is in each of them, a look at the log or a beat of the lease
+        // that falls into one is not.
+        let mut least = [u64::MAX; 2];
+        for (which, rows) in [(0, 100), (1, 1_000)].repeat(3) {
+            let round = load.round(rows, to).await;
             println!(
                 "{what}: {} flushes of {} rows, {:.1} allocations a flush, {:.4} a message, {} in push (batches that the engine still had in hand were replaced by new ones)",
                 round.flushes,
@@ -203,10 +206,11 @@ async fn no_message_allocates_between_ring_and_acknowledgement_nor_in_a_warm_pus
                 round.in_shard as f64 / MESSAGES as f64,
                 round.in_push,
             );
+            least[which] = least[which].min(round.in_shard / round.flushes.max(1));
         }
         // 900 rows more in a flush: one allocation of each would be 900 more. What is left is one for each 180
         // references (a row of the log), each run of the transport, each read of the socket.
-        let (of_small, of_large) = (small.in_shard / small.flushes.max(1), large.in_shard / large.flushes.max(1));
+        let [of_small, of_large] = least;
         assert!(
             of_large < of_small + 900 / 5,
             "{what}: {of_small} allocations in a flush of 100, {of_large} in one of 1,000"
