@@ -111,14 +111,14 @@ begin
 end
 $$;
 
-CREATE FUNCTION corelane.begin_inbox(p_consumer smallint, p_message_ids uuid[], p_lane_ids uuid[], p_held_lanes uuid[] DEFAULT '{}'::uuid[], p_unlock_lanes uuid[] DEFAULT '{}'::uuid[], p_days integer[] DEFAULT NULL::integer[], p_wanted_lanes uuid[] DEFAULT NULL::uuid[]) RETURNS smallint[]
+CREATE FUNCTION corelane.begin_inbox(p_consumer smallint, p_message_ids uuid[], p_lane_ids uuid[], p_held_lanes uuid[] DEFAULT '{}'::uuid[], p_unlock_lanes uuid[] DEFAULT '{}'::uuid[], p_days integer[] DEFAULT NULL::integer[]) RETURNS smallint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     AS $$
 declare
     v_count constant int4 := cardinality(p_message_ids);
     v_class constant int4 := "corelane".wh_lock_class(0);
-    v_wanted uuid[] := p_wanted_lanes;
+    v_wanted uuid[];
     v_locked uuid[];
     v_states int2[];
     v_days int4[] := p_days;
@@ -147,11 +147,9 @@ begin
     if v_count = 0 then
         return '{}';
     end if;
-    if v_wanted is null then
-        v_wanted := array(select distinct l from unnest(p_lane_ids) l);
-        if cardinality(p_held_lanes) > 0 then
-            v_wanted := array(select l from unnest(v_wanted) l except select h from unnest(p_held_lanes) h);
-        end if;
+    v_wanted := array(select distinct l from unnest(p_lane_ids) l);
+    if cardinality(p_held_lanes) > 0 then
+        v_wanted := array(select l from unnest(v_wanted) l except select h from unnest(p_held_lanes) h);
     end if;
     v_locked := array(
         select l from unnest(v_wanted) l where pg_try_advisory_lock(v_class, "corelane".wh_inbox_key(p_consumer, l)));
@@ -190,7 +188,7 @@ begin
     end if;
     -- As a rule all are new, and one look at each kind of exception is all there is to do.
     if v_seen = '{}' and v_parked = '{}' and cardinality(v_locked) = cardinality(v_wanted)
-        and (p_wanted_lanes is not null or (select count(distinct g) from unnest(p_message_ids) g) = v_count)
+        and (select count(distinct g) from unnest(p_message_ids) g) = v_count
     then
         return array_fill(0::int2, array[v_count]);
     end if;
@@ -2801,17 +2799,6 @@ begin
     end if;
     if not v_is_apart and cardinality(v_misdated) = 0 then
         -- As a rule: nothing stands apart, and all are new.
-        if p_days is not null then
-            begin
-                insert into wh_inbox_seen (received_at, message_id, day, consumer)
-                select clock_timestamp(), g.id, g.day, p_consumer
-                from unnest(p_message_ids, v_days) g(id, day)
-                order by g.id;
-                return array_fill(true, array[cardinality(p_message_ids)]);
-            exception when unique_violation then
-                null; -- A copy among them, and which is found below. What was written is undone.
-            end;
-        end if;
         with written as (
             insert into wh_inbox_seen (received_at, message_id, day, consumer)
             select clock_timestamp(), g.id, g.day, p_consumer

@@ -45,8 +45,8 @@ const SAVEPOINT: &str = "corelane_handler";
 
 /// What is to become of a message.
 pub(super) enum Verdict {
-    /// Its handler did it, and emits these, if anything.
-    Done(Option<Box<Rows>>),
+    /// Its handler did it, and emits these.
+    Done(Box<Rows>),
     /// Its handler runs in the commit.
     InTransaction,
     /// It is tried again in so many milliseconds.
@@ -103,15 +103,10 @@ impl Decision {
         matches!(self.verdict, Verdict::InTransaction)
     }
 
-    /// Whether its memory is all that is written of it: with whatever answer, nothing follows in the transaction.
-    fn is_memory_only(&self) -> bool {
-        !self.is_stored && matches!(self.verdict, Verdict::Done(None))
-    }
-
     /// Bytes that it brings into the transaction, as far as that is known.
     pub(super) fn bytes(&self) -> usize {
         match &self.verdict {
-            Verdict::Done(rows) => rows.as_ref().map_or(0, |rows| rows.bytes_in_memory()),
+            Verdict::Done(rows) => rows.bytes_in_memory(),
             _ => self.delivery.bytes(),
         }
     }
@@ -258,12 +253,6 @@ impl From<tokio_postgres::Error> for NotApplied {
 /// Commits decisions, in their order. Verdicts change where a handler in the transaction failed. A transaction that was
 /// not committed is rolled back by the next statement over the connection.
 pub(super) async fn apply(door: &mut Door, rules: &Rules, decisions: &mut [Decision]) -> Result<Applied, NotApplied> {
-    if decisions.iter().all(Decision::is_memory_only) {
-        let ids: Vec<Uuid> = decisions.iter().map(|decision| decision.delivery.message_id).collect();
-        let news = door.remember_alone(rules.number, &ids).await?;
-        let fate = |is_new| if is_new { Fate::Done } else { Fate::Duplicate };
-        return Ok(Applied { fates: news.into_iter().map(fate).collect(), emitted: 0, more: false });
-    }
     let limit = door.limit();
     let (client, statements) = door.parts();
     let began = Instant::now();
@@ -371,7 +360,7 @@ pub(super) async fn apply(door: &mut Door, rules: &Rules, decisions: &mut [Decis
     let mut emitted = Rows::default();
     for (at, (decision, fate)) in decisions.iter().zip(&fates).enumerate() {
         let rows = match &decision.verdict {
-            Verdict::Done(rows) if *fate == Fate::Done => rows.as_deref(),
+            Verdict::Done(rows) if *fate == Fate::Done => Some(&**rows),
             _ => ran[at].as_ref(),
         };
         if let Some(rows) = rows

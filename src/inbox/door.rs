@@ -133,7 +133,7 @@ pub(super) fn texts(schema: &SchemaName) -> [String; 10] {
     };
     [
         call("", "consumer_number", 1),
-        call("", "begin_inbox", 7),
+        call("", "begin_inbox", 6),
         call("* from ", "claim_inbox", 6),
         call("", "remember_inbox", 3),
         call("", "finish_inbox", 2),
@@ -199,18 +199,17 @@ impl Door {
         (&mut self.client, &self.statements)
     }
 
-    /// Locks the lanes of deliveries (`wanted`, each once; `held` are locked already) and says what each is; gives lanes
-    /// back first. No message stands twice.
+    /// Locks the lanes of deliveries and says what each is; gives lanes back first.
     pub(super) async fn begin_inbox(
         &self,
         consumer: i16,
         messages: &[Uuid],
         lanes: &[Uuid],
-        [held, wanted]: [&[Uuid]; 2],
+        held: &[Uuid],
         unlock: &[Uuid],
     ) -> Result<Vec<Found>, StoreError> {
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
-            [&consumer, &messages, &lanes, &held, &unlock, &days_of(messages), &wanted];
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+            [&consumer, &messages, &lanes, &held, &unlock, &days_of(messages)];
         let call = self.client.query_one(&self.statements.begin, &parameters);
         let states: Vec<i16> = self.limit.of(call).await?.try_get(0)?;
         let found = |state: &i16| match state {
@@ -220,14 +219,6 @@ impl Door {
             _ => Found::Behind,
         };
         Ok(states.iter().map(found).collect())
-    }
-
-    /// Remembers messages that leave nothing else here, in a transaction of this statement's own: who was new.
-    pub(super) async fn remember_alone(&self, consumer: i16, messages: &[Uuid]) -> Result<Vec<bool>, StoreError> {
-        let days = days_of(messages);
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&consumer, &messages, &days];
-        let call = self.client.query_one(&self.statements.remember, &parameters);
-        Ok(self.limit.of(call).await?.try_get(0)?)
     }
 
     /// Stored messages of lanes that are due, lane after lane, and whether more is due.

@@ -156,16 +156,6 @@ impl Lanes {
         self.lanes.get(&lane_id).is_some_and(|lane| lane.is_locked)
     }
 
-    /// What is to be looked up, with its lanes: those of them that are locked, and those that are not, each once.
-    pub(crate) fn parted(&self, lanes: &[Uuid]) -> (Vec<Uuid>, Vec<Uuid>) {
-        let (mut held, mut wanted) = (Vec::new(), Vec::with_capacity(lanes.len()));
-        for run in lanes.chunk_by(|one, next| one == next) {
-            let is_locked = self.lanes.get(&run[0]).is_some_and(|lane| lane.is_locked);
-            if is_locked { held.push(run[0]) } else { wanted.push(run[0]) }
-        }
-        (held, wanted)
-    }
-
     /// Every lane that is locked.
     pub(crate) fn locked(&self) -> Vec<Uuid> {
         self.lanes.iter().filter(|(_, lane)| lane.is_locked).map(|(id, _)| *id).collect()
@@ -200,21 +190,6 @@ impl Lanes {
             lane.begun -= 1;
             lane.decided += 1;
         }
-    }
-
-    /// What was to run has not begun: it stands at its lane's front again. `false`: it is to be looked up anew (a lost
-    /// connection).
-    pub(crate) fn unstart(&mut self, lane_id: Uuid, slot: Slot) -> bool {
-        let Some(lane) = self.lanes.get_mut(&lane_id) else { return false };
-        lane.running = None;
-        self.running -= 1;
-        let is_stale = std::mem::take(&mut lane.is_stale);
-        if !is_stale {
-            lane.waiting.push_front(slot);
-            lane.begun += 1;
-        }
-        self.tidy(lane_id);
-        !is_stale
     }
 
     /// What ran is decided, or has been given to the commit. `false`: its result is nobody's (a lost connection); it stands

@@ -85,8 +85,8 @@ impl Room {
         }
     }
 
-    fn take(&self, rows: usize, bytes: usize) {
-        self.rows.fetch_add(rows, Ordering::AcqRel);
+    fn take(&self, bytes: usize) {
+        self.rows.fetch_add(1, Ordering::AcqRel);
         self.bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
@@ -170,8 +170,8 @@ impl Source {
         let workers = collecting.workers.len();
         let mut parts: Vec<Vec<Arrived>> = (0..workers).map(|_| Vec::new()).collect();
         let mut refused = Vec::new();
-        self.note(&deliveries);
         for delivery in deliveries {
+            self.note(&delivery);
             match check(&delivery, &collecting.handlers) {
                 Err((reason, text)) => {
                     self.metrics.unreadable.add(1);
@@ -194,12 +194,10 @@ impl Source {
         }
     }
 
-    fn note(&self, deliveries: &[Delivery]) {
-        let mut held = self.held();
-        held.extend(deliveries.iter().map(|delivery| (delivery.receipt, delivery.bytes())));
-        drop(held);
-        self.room.take(deliveries.len(), deliveries.iter().map(Delivery::bytes).sum());
+    fn note(&self, delivery: &Delivery) {
+        self.room.take(delivery.bytes());
         self.metrics.in_hand_now.set(self.room.rows() as u64);
+        self.held().insert(delivery.receipt, delivery.bytes());
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, HashMap<Receipt, usize>> {

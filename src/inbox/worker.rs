@@ -11,7 +11,6 @@ mod connection;
 mod disturbed;
 mod results;
 mod running;
-mod together;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +33,6 @@ use crate::seam::receiver::Settlement;
 use crate::time::{Tick, boot_time};
 use connection::Reach;
 use results::Settlements;
-use together::{Ended, TAKEN_AWAY_MS, Together};
 
 /// How soon a busy lane is looked at again.
 const BUSY_AGAIN_MS: u64 = 50;
@@ -82,8 +80,7 @@ pub(super) struct WorkerParts {
 /// A handler that has ended.
 struct Finished {
     run: u64,
-    /// What it emits, if anything.
-    outcome: Result<Option<Box<Rows>>, HandlerError>,
+    outcome: Result<Rows, HandlerError>,
 }
 
 /// A handler that runs.
@@ -112,15 +109,10 @@ pub(super) struct Worker {
     claim_at: Tick,
     /// When lanes that were parked here are due.
     dues: BTreeSet<Tick>,
-    ended: (mpsc::UnboundedSender<Ended>, mpsc::UnboundedReceiver<Ended>),
+    finished: (mpsc::UnboundedSender<Finished>, mpsc::UnboundedReceiver<Finished>),
     /// What became of what went back to the brokers.
     answers: (mpsc::UnboundedSender<Answered>, mpsc::UnboundedReceiver<Answered>),
     handling: tokio::task::JoinSet<()>,
-    /// Those of more than one message that have not ended.
-    together: Vec<Arc<Together>>,
-    /// How many handlers start together.
-    together_max: usize,
-    next_group: u64,
     runs: HashMap<u64, Run>,
     next_run: u64,
     next_overdue_look: Tick,
@@ -145,12 +137,9 @@ impl Worker {
             last_arrival: Tick(0),
             claim_at: Tick(0),
             dues: BTreeSet::new(),
-            ended: mpsc::unbounded_channel(),
+            finished: mpsc::unbounded_channel(),
             answers: mpsc::unbounded_channel(),
             handling: tokio::task::JoinSet::new(),
-            together: Vec::new(),
-            together_max: 1,
-            next_group: 0,
             runs: HashMap::new(),
             next_run: 0,
             next_overdue_look: Tick(0),
@@ -168,10 +157,9 @@ impl Worker {
             while let Ok(answered) = self.answers.1.try_recv() {
                 self.went_back(&answered);
             }
-            while let Ok(ended) = self.ended.1.try_recv() {
-                self.ended(ended);
+            while let Ok(finished) = self.finished.1.try_recv() {
+                self.finish(finished);
             }
-            self.take_late();
             while self.handling.try_join_next().is_some() {}
             self.give_up_blocked();
             let ending = *self.parts.ending.borrow();
@@ -214,7 +202,7 @@ impl Worker {
         if !idle.is_empty() {
             let consumer = self.parts.rules.number;
             let unlocked = match &self.door {
-                Some(door) => door.begin_inbox(consumer, &[], &[], [&[], &[]], &idle).await.map(|_| ()),
+                Some(door) => door.begin_inbox(consumer, &[], &[], &[], &idle).await.map(|_| ()),
                 None => Ok(()),
             };
             if let Err(error) = unlocked {
@@ -250,14 +238,14 @@ impl Worker {
             (None, false) => self.reach.connect_at,
             (None, true) => now.plus_ms(10),
         };
-        let until = until.min(now.plus_ms(if self.together.is_empty() { 1_000 } else { TAKEN_AWAY_MS }));
+        let until = until.min(now.plus_ms(1_000));
         let ending = *self.parts.ending.borrow();
         let sleep = Duration::from_micros(until.since_us(now).max(100));
         let places = self.parts.places.clone();
         tokio::select! {
             Some(arrived) = self.parts.arrivals.recv() => self.take(arrived),
             Some(answered) = self.answers.1.recv() => self.went_back(&answered),
-            Some(ended) = self.ended.1.recv() => self.ended(ended),
+            Some(finished) = self.finished.1.recv() => self.finish(finished),
             // Taken and given back: the next round takes it.
             _ = places.acquire(), if permit => {}
             _ = self.parts.ending.changed(), if ending.is_none() => {}
@@ -316,10 +304,10 @@ impl Worker {
             .iter()
             .map(|slot| self.hand.get(*slot).map_or(Uuid::nil(), |held| held.delivery.message_id))
             .collect();
-        let (held, wanted) = self.lanes.parted(&lanes);
+        let held = self.lanes.locked();
         let consumer = self.parts.rules.number;
         let Some(door) = &self.door else { return };
-        let found = match door.begin_inbox(consumer, &messages, &lanes, [&held, &wanted], &idle).await {
+        let found = match door.begin_inbox(consumer, &messages, &lanes, &held, &idle).await {
             Ok(found) => found,
             Err(error) => return self.lose(&error.to_string()),
         };

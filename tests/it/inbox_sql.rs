@@ -6,7 +6,7 @@ use corelane::store::grants;
 use corelane::store::sql::FUNCTIONS;
 use uuid::Uuid;
 
-use crate::inbox_sql_kit::{Session, finish, remember, today, unpark};
+use crate::inbox_sql_kit::{Session, finish, remember, unpark};
 use crate::outbox_kit::{code, refusal};
 use crate::store_kit::Space;
 use crate::support::{connect, eventually};
@@ -46,39 +46,6 @@ async fn mixed_batch_old_and_new_and_the_old_again_have_outcomes_in_input_order(
     let consumer: i16 = session.client.query_one("select consumer_number('other')", &[]).await.unwrap().get(0);
     assert_eq!(remember(&session.client, consumer, &batch).await.unwrap(), [true, true, false, true]);
     assert_eq!(session.remember(&[]).await, [false; 0]);
-}
-
-/// Who has days and lanes at hand is answered as one who has not, copies among the new ones too.
-#[tokio::test]
-async fn a_caller_that_knows_days_and_lanes_has_the_same_answers_and_the_same_locks() {
-    let space = Space::new().await;
-    let (session, other) = (Session::new(&space).await, Session::new(&space).await);
-    let [held, free, taken, old, one, two, three, four] = ids();
-    assert_eq!(session.remember(&[old]).await, [true]);
-    assert_eq!(session.begin(&[(three, held)]).await, [NEW]);
-    assert_eq!(other.begin(&[(four, taken)]).await, [NEW]);
-    let day = today();
-    let begin = "select begin_inbox($1, $2, $3, $4, '{}', $5, $6)";
-    let (messages, lanes) = ([old, one, two, four], [free, free, held, taken]);
-    let (held_lanes, wanted, days) = (vec![held], vec![free, taken], vec![day; 4]);
-    let (messages, lanes) = (messages.to_vec(), lanes.to_vec());
-    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-        [&session.consumer, &messages, &lanes, &held_lanes, &days, &wanted];
-    let states: Vec<i16> = session.client.query_one(begin, &values).await.unwrap().get(0);
-    assert_eq!(states, [DUPLICATE, NEW, NEW, BUSY]);
-    assert_eq!(session.locked().await, 2, "the held one and the free one, each once");
-
-    let remember = async |of: &[Uuid]| -> Vec<bool> {
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&session.consumer, &of, &vec![day; of.len()]];
-        session.client.query_one("select remember_inbox($1, $2, $3)", &values).await.unwrap().get(0)
-    };
-    assert_eq!(remember(&[two, old, one, two]).await, [true, false, true, false]);
-    assert_eq!(remember(&[three]).await, [true]);
-    assert_eq!(remember(&[three, two]).await, [false, false]);
-    assert_eq!(remember(&[]).await, [false; 0]);
-    assert_eq!(session.count("wh_inbox_seen").await, 4);
-    session.unlock(&[held, free]).await;
-    assert_eq!(session.locked().await, 0);
 }
 
 /// One of two that have got the same message: begins until it may handle it, takes 200 ms, and commits or rolls back.

@@ -40,7 +40,6 @@ mod inbox_bounds;
 mod inbox_dead_letters;
 mod inbox_disturbed;
 mod inbox_faults;
-mod inbox_handlers;
 mod inbox_killed;
 mod inbox_kit;
 mod inbox_locks;

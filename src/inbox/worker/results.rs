@@ -52,7 +52,7 @@ impl Worker {
         }
         let Some(held) = self.hand.get(slot) else { return };
         let verdict = match outcome {
-            Ok(rows) => Verdict::Done(rows),
+            Ok(rows) => Verdict::Done(Box::new(rows)),
             Err(error) if error.kind == ErrorKind::Disturbed && !self.is_too_much(slot) => {
                 return self.rest(lane_id, vec![slot], &error.text);
             }
@@ -278,11 +278,11 @@ impl Worker {
     pub(super) fn committed(&mut self, batch: Vec<Decision>, fates: &[Fate], parked: &mut HashSet<Uuid>) {
         let mut settlements = Settlements::default();
         let metrics = self.parts.rules.metrics.clone();
-        let mut lanes = Vec::with_capacity(batch.len());
+        let mut counts: BTreeMap<Uuid, usize> = BTreeMap::new();
         let mut stored = Vec::new();
         for (decision, fate) in batch.into_iter().zip(fates) {
             let Decision { slot, lane_id, verdict, is_stored, .. } = decision;
-            lanes.push(lane_id);
+            *counts.entry(lane_id).or_default() += 1;
             if verdict.parks() && *fate == Fate::Done && parked.insert(lane_id) {
                 // Those looked up since, of a handler that failed in the transaction.
                 self.store_behind(lane_id);
@@ -319,8 +319,8 @@ impl Worker {
         for (lane_id, slot) in stored {
             self.lanes.claimed(lane_id, slot);
         }
-        for lane_id in lanes {
-            self.lanes.committed(lane_id, 1);
+        for (lane_id, count) in counts {
+            self.lanes.committed(lane_id, count);
         }
         settlements.send(&self.parts.sources);
     }

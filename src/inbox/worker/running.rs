@@ -2,10 +2,7 @@
 //!
 //! Invariants
 //! - A handler has a place among those of the process, but for those that run in the commit: they run one at a time.
-//!   Those that start together take turns in one (see `together`).
 //! - What is decided in the commit bars its lane until then.
-
-use std::collections::VecDeque;
 
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
@@ -13,7 +10,6 @@ use uuid::Uuid;
 use super::super::commit::{Rules, Verdict};
 use super::super::handler::{HandlerError, Handlers};
 use super::super::lane::Slot;
-use super::together::{Ended, Job, Together, next_size};
 use super::{Finished, Run, Worker};
 use crate::time::boot_time;
 
@@ -25,33 +21,24 @@ impl Worker {
     pub(super) fn start_handlers(&mut self) -> bool {
         while !self.stopping && self.door.is_some() && self.lanes.has_ready() {
             let Ok(place) = self.parts.places.clone().try_acquire_owned() else { return true };
-            let mut jobs = VecDeque::new();
-            while jobs.len() < self.together_max
-                && let Some((lane_id, slot)) = self.lanes.start_next()
-            {
-                jobs.extend(self.job(lane_id, slot));
-            }
-            if !jobs.is_empty() {
-                self.start(jobs, place);
-            }
+            let Some((lane_id, slot)) = self.lanes.start_next() else { return false };
+            self.start(lane_id, slot, place);
         }
         false
     }
 
-    /// What is to be run of a message that starts; nothing where it is decided without, or in the commit.
-    fn job(&mut self, lane_id: Uuid, slot: Slot) -> Option<Job> {
+    fn start(&mut self, lane_id: Uuid, slot: Slot, place: OwnedSemaphorePermit) {
         let Some(held) = self.hand.get(slot) else {
             self.lanes.decided(lane_id);
             self.lanes.committed(lane_id, 1);
-            return None;
+            return;
         };
-        let (delivery, attempts) = (held.delivery.clone(), held.attempts);
         let rules = self.parts.rules.clone();
-        let Some(handler) = rules.handlers.of(&delivery.type_name) else {
-            let outcome = Err(Rules::no_handler(&delivery.type_name));
+        let Some(handler) = rules.handlers.of(&held.delivery.type_name).cloned() else {
+            let outcome = Err(Rules::no_handler(&held.delivery.type_name));
             let run = self.note_run(slot, lane_id);
             self.finish(Finished { run, outcome });
-            return None;
+            return;
         };
         if handler.needs_transaction() {
             self.lanes.decided(lane_id);
@@ -62,54 +49,19 @@ impl Worker {
                 self.decide(next, Verdict::InTransaction);
             }
             self.lanes.bar(lane_id);
-            return None;
-        }
-        Some(Job { run: self.note_run(slot, lane_id), handler: handler.clone(), delivery, attempts })
-    }
-
-    fn start(&mut self, jobs: VecDeque<Job>, place: OwnedSemaphorePermit) {
-        self.next_group += 1;
-        let is_one = jobs.len() == 1;
-        let together = Together::new(self.next_group, jobs);
-        if !is_one {
-            self.together.push(together.clone());
-        }
-        self.handling.spawn(together.run(self.parts.rules.clone(), place, self.ended.0.clone()));
-    }
-
-    /// Some have ended, or come back.
-    pub(super) fn ended(&mut self, ended: Ended) {
-        let Ended { finished, unstarted, are_quick, group } = ended;
-        if let Some(group) = group {
-            self.together.retain(|of| of.group != group);
-        }
-        if let Some(are_quick) = are_quick {
-            self.together_max = next_size(self.together_max, are_quick);
-        }
-        for finished in finished {
-            self.finish(finished);
-        }
-        for run in unstarted {
-            let Some(Run { slot, lane_id, .. }) = self.runs.remove(&run) else { continue };
-            if !self.lanes.unstart(lane_id, slot) {
-                self.arrived += 1;
-            } else if self.stopping {
-                let slots = self.lanes.clear(lane_id);
-                self.abandon(slots);
-            }
-        }
-    }
-
-    /// What waits behind a handler that takes its time is not its to keep.
-    pub(super) fn take_late(&mut self) {
-        if self.together.is_empty() {
             return;
         }
-        let now = boot_time();
-        let late: Vec<Ended> = self.together.iter().filter_map(|together| together.take_late(now)).collect();
-        for ended in late {
-            self.ended(ended);
-        }
+        let run = self.note_run(slot, lane_id);
+        let Some(held) = self.hand.get(slot) else { return };
+        let (delivery, attempts, ended) = (held.delivery.clone(), held.attempts, self.finished.0.clone());
+        self.handling.spawn(async move {
+            let mut context = rules.context(&delivery, attempts, None);
+            let outcome = rules.run(&*handler, &delivery, &mut context).await;
+            let outcome = outcome.map(|()| context.rows);
+            // A worker that has ended does not mind.
+            let _ = ended.send(Finished { run, outcome });
+            drop(place);
+        });
     }
 
     fn note_run(&mut self, slot: Slot, lane_id: Uuid) -> u64 {
