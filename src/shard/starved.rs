@@ -3,7 +3,8 @@
 //! Invariants
 //! - A flush only tries, at first: whoever works on a stream for long holds up that stream's messages and no other.
 //! - What was locked at every try for [`TRIED_US`] is waited for in its queue, [`STREAM_PATIENCE_MS`] at most: so a stream that
-//!   callers queue for without a pause is the owner's when it is its turn.
+//!   callers queue for without a pause is the owner's when it is its turn, if that comes within this time. In a longer queue
+//!   it is not reached: the owner's messages wait for the first gap then.
 //! - So the other streams of the shard wait for that for one [`SHARE`]th of the time at most, however long it is held.
 //!
 //! [`STREAM_PATIENCE_MS`]: crate::limits::STREAM_PATIENCE_MS
