@@ -268,7 +268,7 @@ begin
         on conflict (consumer, lane_id) do update
         set due = 'infinity', held = true, message_id = excluded.message_id, attempts = excluded.attempts,
             reason = excluded.reason, error_cut = excluded.error_cut, error = excluded.error,
-            leased_to = null, leased_through = null;
+            leased_to = null, leased_through = null, leased_rows = null;
     end if;
     return coalesce((
         select array_agg(g.message_id = any (v_buried) and g.nth = 1 order by g.turn)
@@ -1711,7 +1711,7 @@ CREATE FUNCTION corelane.park_inbox(p_consumer smallint, p_lane_ids uuid[], p_me
         on conflict (consumer, lane_id) do update
         set due = case when k.held then k.due else excluded.due end, message_id = excluded.message_id,
             attempts = excluded.attempts, reason = excluded.reason, error_cut = excluded.error_cut, error = excluded.error,
-            leased_to = null, leased_through = null -- an earlier worker's, whose time was over
+            leased_to = null, leased_through = null, leased_rows = null -- an earlier worker's, whose time was over
         returning 1
     )
     select count(*)::int4 from parked
@@ -2768,6 +2768,7 @@ declare
     v_known uuid[] := '{}';
     v_days int4[] := p_days;
     v_is_apart bool := false;
+    v_has_no_part bool;
     v_fresh uuid[];
     v_new bool[];
 begin
@@ -2778,14 +2779,21 @@ begin
             select coalesce(wh_inbox_day(g.id), -1)
             from unnest(p_message_ids) with ordinality g(id, turn) order by g.turn);
     end if;
-    select coalesce(array_agg(d.day) filter (where d.place > 0), '{}'),
-        coalesce(array_agg(d.day) filter (where d.place = 2), '{}')
-    into v_misdated, v_only
-    from (
-        select g.day, wh_inbox_place(g.day, v_today, p.day is not null) as place
-        from (select distinct u from unnest(v_days) u) g(day)
-        left join wh_inbox_part p on p.day = g.day and p.is_made
-    ) d;
+    loop
+        select coalesce(array_agg(d.day) filter (where d.place > 0), '{}'),
+            coalesce(array_agg(d.day) filter (where d.place = 2), '{}'),
+            coalesce(bool_or(d.day >= 0 and d.place < 2 and not d.has_part), false) and v_has_no_part is null
+        into v_misdated, v_only, v_has_no_part
+        from (
+            select g.day, p.day is not null as has_part, wh_inbox_place(g.day, v_today, p.day is not null) as place
+            from (select distinct u from unnest(v_days) u) g(day)
+            left join wh_inbox_part p on p.day = g.day and p.is_made
+        ) d;
+        exit when not v_has_no_part;
+        -- Into the default part: nobody makes the day's part meanwhile (the server would refuse the row). Looked at once
+        -- more behind the lock: it may just have been made.
+        lock table only wh_inbox_seen_other in row exclusive mode;
+    end loop;
     if exists (select from wh_inbox_seen s where s.day = -2) then
         v_is_apart := true;
         v_known := array(
@@ -3910,7 +3918,7 @@ begin
         and not exists (select from wh_inbox i where i.consumer = k.consumer and i.lane_id = k.lane_id);
     update wh_inbox_parked k
     set due = clock_timestamp(), attempts = 0, reason = 0, error = '', error_cut = false, leased_to = null,
-        leased_through = null
+        leased_through = null, leased_rows = null
     where k.consumer = p_consumer and k.lane_id = any (p_lane_ids) and not k.held;
     return coalesce((
         select array_agg(not exists (
@@ -4284,6 +4292,8 @@ declare
     v_locked uuid[];
     v_held uuid[];
     v_lanes uuid[];
+    v_done_lanes uuid[];
+    v_done_rows int4[];
     v_lost uuid;
     v_failure record;
 begin
@@ -4335,6 +4345,12 @@ begin
     end if;
     unknown := (select count(*) from unnest(coalesce(p_failures, '{}') || coalesce(p_renewals, '{}')) r
         where r is null or not r = any (v_held));
+    select array_agg(d.lane_id), array_agg(d.rows) into v_done_lanes, v_done_rows
+    from (
+        select i.lane_id, count(*)::int4 as rows from wh_inbox i
+        where i.consumer = p_consumer and i.message_id = any (p_completions)
+        group by i.lane_id
+    ) d;
     completed := (select count(*) from unnest(finish_inbox(p_consumer, p_completions)) d where d);
 
     -- Of a lane only the first failure counts: what is behind it was handled too soon.
@@ -4377,17 +4393,21 @@ begin
             v_failure.dead_errors, p_hold);
     end if;
 
-    -- A lane of which nothing is in hand any more goes on; the lease of the others begins anew.
+    -- A lane of which nothing is in hand any more goes on, with what an operator has given back meanwhile; the lease of
+    -- the others begins anew.
     update wh_inbox_parked k
-    set due = case when k.held then k.due else clock_timestamp() + p_lease end
-    where k.consumer = p_consumer and k.lane_id = any (v_lanes) and not k.lane_id = any (v_failure.lanes);
+    set due = case when k.held then k.due else clock_timestamp() + p_lease end,
+        leased_rows = k.leased_rows - coalesce(d.rows, 0)
+    from unnest(v_lanes) l(lane_id)
+    left join unnest(v_done_lanes, v_done_rows) d(lane_id, rows) on d.lane_id = l.lane_id
+    where k.consumer = p_consumer and k.lane_id = l.lane_id and not l.lane_id = any (v_failure.lanes);
     v_lanes := array(
         select k.lane_id from wh_inbox_parked k
         where k.consumer = p_consumer and k.lane_id = any (v_lanes)
-            and (k.lane_id = any (v_failure.lanes) or not exists (
+            and (k.lane_id = any (v_failure.lanes) or k.leased_rows <= 0 or not exists (
                 select from wh_inbox i
                 where i.consumer = p_consumer and i.lane_id = k.lane_id and i.arrival <= k.leased_through)));
-    update wh_inbox_parked k set leased_to = null, leased_through = null
+    update wh_inbox_parked k set leased_to = null, leased_through = null, leased_rows = null
     where k.consumer = p_consumer and k.lane_id = any (v_lanes);
     perform unpark_inbox(p_consumer, array(
         select l from unnest(v_lanes) l where not l = any (v_failure.lanes)) || v_failure.dead_lanes);
@@ -5036,8 +5056,11 @@ begin
         select k.*, k.nth = 1 or k.nth <= p_max_rows and k.bytes <= p_max_bytes as fits from kept k
     ), leased as (
         update wh_inbox_parked k
-        set due = clock_timestamp() + p_lease, leased_to = p_worker, leased_through = f.arrival
-        from (select f.lane_id, max(f.arrival) as arrival from fitting f where f.fits group by f.lane_id) f
+        set due = clock_timestamp() + p_lease, leased_to = p_worker, leased_through = f.arrival,
+            leased_rows = f.rows
+        from (
+            select f.lane_id, max(f.arrival) as arrival, count(*) as rows from fitting f where f.fits group by f.lane_id
+        ) f
         where k.consumer = p_consumer and k.lane_id = f.lane_id
     )
     select coalesce(array_agg(f.message_id order by f.nth) filter (where f.fits), '{}'),
@@ -6569,7 +6592,8 @@ CREATE TABLE corelane.wh_inbox_parked (
     error_cut boolean DEFAULT false NOT NULL,
     error text DEFAULT ''::text NOT NULL,
     leased_through bigint,
-    leased_to uuid
+    leased_to uuid,
+    leased_rows integer
 );
 
 CREATE TABLE corelane.wh_inbox_part (

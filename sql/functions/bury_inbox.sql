@@ -53,7 +53,7 @@ begin
         on conflict (consumer, lane_id) do update
         set due = 'infinity', held = true, message_id = excluded.message_id, attempts = excluded.attempts,
             reason = excluded.reason, error_cut = excluded.error_cut, error = excluded.error,
-            leased_to = null, leased_through = null;
+            leased_to = null, leased_through = null, leased_rows = null;
     end if;
     return coalesce((
         select array_agg(g.message_id = any (v_buried) and g.nth = 1 order by g.turn)

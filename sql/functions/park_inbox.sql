@@ -26,7 +26,7 @@ as $$
         on conflict (consumer, lane_id) do update
         set due = case when k.held then k.due else excluded.due end, message_id = excluded.message_id,
             attempts = excluded.attempts, reason = excluded.reason, error_cut = excluded.error_cut, error = excluded.error,
-            leased_to = null, leased_through = null -- an earlier worker's, whose time was over
+            leased_to = null, leased_through = null, leased_rows = null -- an earlier worker's, whose time was over
         returning 1
     )
     select count(*)::int4 from parked

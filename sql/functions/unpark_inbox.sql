@@ -19,7 +19,7 @@ begin
         and not exists (select from wh_inbox i where i.consumer = k.consumer and i.lane_id = k.lane_id);
     update wh_inbox_parked k
     set due = clock_timestamp(), attempts = 0, reason = 0, error = '', error_cut = false, leased_to = null,
-        leased_through = null
+        leased_through = null, leased_rows = null
     where k.consumer = p_consumer and k.lane_id = any (p_lane_ids) and not k.held;
     return coalesce((
         select array_agg(not exists (

@@ -18,6 +18,8 @@ declare
     v_locked uuid[];
     v_held uuid[];
     v_lanes uuid[];
+    v_done_lanes uuid[];
+    v_done_rows int4[];
     v_lost uuid;
     v_failure record;
 begin
@@ -69,6 +71,12 @@ begin
     end if;
     unknown := (select count(*) from unnest(coalesce(p_failures, '{}') || coalesce(p_renewals, '{}')) r
         where r is null or not r = any (v_held));
+    select array_agg(d.lane_id), array_agg(d.rows) into v_done_lanes, v_done_rows
+    from (
+        select i.lane_id, count(*)::int4 as rows from wh_inbox i
+        where i.consumer = p_consumer and i.message_id = any (p_completions)
+        group by i.lane_id
+    ) d;
     completed := (select count(*) from unnest(finish_inbox(p_consumer, p_completions)) d where d);
 
     -- Of a lane only the first failure counts: what is behind it was handled too soon.
@@ -111,17 +119,21 @@ begin
             v_failure.dead_errors, p_hold);
     end if;
 
-    -- A lane of which nothing is in hand any more goes on; the lease of the others begins anew.
+    -- A lane of which nothing is in hand any more goes on, with what an operator has given back meanwhile; the lease of
+    -- the others begins anew.
     update wh_inbox_parked k
-    set due = case when k.held then k.due else clock_timestamp() + p_lease end
-    where k.consumer = p_consumer and k.lane_id = any (v_lanes) and not k.lane_id = any (v_failure.lanes);
+    set due = case when k.held then k.due else clock_timestamp() + p_lease end,
+        leased_rows = k.leased_rows - coalesce(d.rows, 0)
+    from unnest(v_lanes) l(lane_id)
+    left join unnest(v_done_lanes, v_done_rows) d(lane_id, rows) on d.lane_id = l.lane_id
+    where k.consumer = p_consumer and k.lane_id = l.lane_id and not l.lane_id = any (v_failure.lanes);
     v_lanes := array(
         select k.lane_id from wh_inbox_parked k
         where k.consumer = p_consumer and k.lane_id = any (v_lanes)
-            and (k.lane_id = any (v_failure.lanes) or not exists (
+            and (k.lane_id = any (v_failure.lanes) or k.leased_rows <= 0 or not exists (
                 select from wh_inbox i
                 where i.consumer = p_consumer and i.lane_id = k.lane_id and i.arrival <= k.leased_through)));
-    update wh_inbox_parked k set leased_to = null, leased_through = null
+    update wh_inbox_parked k set leased_to = null, leased_through = null, leased_rows = null
     where k.consumer = p_consumer and k.lane_id = any (v_lanes);
     perform unpark_inbox(p_consumer, array(
         select l from unnest(v_lanes) l where not l = any (v_failure.lanes)) || v_failure.dead_lanes);

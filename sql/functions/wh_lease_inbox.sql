@@ -61,8 +61,11 @@ begin
         select k.*, k.nth = 1 or k.nth <= p_max_rows and k.bytes <= p_max_bytes as fits from kept k
     ), leased as (
         update wh_inbox_parked k
-        set due = clock_timestamp() + p_lease, leased_to = p_worker, leased_through = f.arrival
-        from (select f.lane_id, max(f.arrival) as arrival from fitting f where f.fits group by f.lane_id) f
+        set due = clock_timestamp() + p_lease, leased_to = p_worker, leased_through = f.arrival,
+            leased_rows = f.rows
+        from (
+            select f.lane_id, max(f.arrival) as arrival, count(*) as rows from fitting f where f.fits group by f.lane_id
+        ) f
         where k.consumer = p_consumer and k.lane_id = f.lane_id
     )
     select coalesce(array_agg(f.message_id order by f.nth) filter (where f.fits), '{}'),

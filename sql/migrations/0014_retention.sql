@@ -29,5 +29,6 @@ end
 $$;
 
 -- A lane in the hands of a worker that keeps no session (process_inbox_batch): `due` is the end of its lease, and the
--- bodies up to this arrival are what it was handed.
-alter table @schema@.wh_inbox_parked add column leased_through int8, add column leased_to uuid;
+-- bodies up to this arrival are what it was handed, but for what an operator has given back meanwhile: so many are in hand.
+alter table @schema@.wh_inbox_parked
+    add column leased_through int8, add column leased_to uuid, add column leased_rows int4;

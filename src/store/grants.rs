@@ -26,6 +26,7 @@ pub const GRANTS: &[(&str, &[&str])] = &[
     ("wh_stream", &["select", "insert", "update"]),
     ("wh_cursor", &["select", "insert", "delete"]),
     ("wh_consumer wh_inbox_seen", &["select", "insert"]),
+    ("wh_inbox_seen_other", &["insert"]),
     ("wh_inbox_part wh_tombstone", &["select"]),
     (
         "wh_instance wh_rotation wh_parked wh_parked_reference wh_dead_letter wh_scheduled wh_flush_given_up \

@@ -224,14 +224,7 @@ async fn deadlocks_are_none_among_eight_that_want_the_same_in_opposite_order() {
 /// Puts a function before each of these: its n-th call fails with 40001, or with 40P01 if it is the third, where the condition
 /// holds; the others go through. What a sequence has counted is not rolled back.
 pub async fn force(client: &Client, names: &[String], condition: &str) {
-    let sql = "create function force(counter regclass) returns void language plpgsql as $f$
-        declare n constant int8 := nextval(counter);
-        begin
-            if CONDITION then
-                raise exception 'forced' using errcode = case n when 3 then '40P01' else '40001' end;
-            end if;
-        end $f$;";
-    client.batch_execute(&sql.replace("CONDITION", condition)).await.unwrap();
+    force_where(client, condition).await;
     let each = "select format('create sequence if not exists %1$I.%2$I; alter function %3$s rename to %4$I;
             create function %1$I.%5$I(%6$s) returns %7$s language sql volatile as %8$L',
             n.nspname, 'forced_' || p.proname, p.oid::regprocedure, p.proname || '_unforced', p.proname,
@@ -245,6 +238,28 @@ pub async fn force(client: &Client, names: &[String], condition: &str) {
         let text: &str = row.get(0);
         client.batch_execute(text).await.unwrap_or_else(|error| panic!("{text}: {error:?}"));
     }
+}
+
+/// From now on only calls of this one, its first and its third.
+pub async fn force_only(client: &Client, name: &str) {
+    force_where(client, &format!("n in (1, 3) and counter::text like '%forced_{name}'")).await;
+}
+
+async fn force_where(client: &Client, condition: &str) {
+    let sql = "create or replace function force(counter regclass) returns void language plpgsql as $f$
+        declare n constant int8 := nextval(counter);
+        begin
+            if CONDITION then
+                raise exception 'forced' using errcode = case n when 3 then '40P01' else '40001' end;
+            end if;
+        end $f$;";
+    client.batch_execute(&sql.replace("CONDITION", condition)).await.unwrap();
+}
+
+/// How often it was called.
+pub async fn called(client: &Client, name: &str) -> i64 {
+    let counted = format!("select case when is_called then last_value else 0 end from forced_{name}");
+    client.query_one(&counted, &[]).await.unwrap().get(0)
 }
 
 /// Functions that engines name in their statements.
@@ -320,9 +335,8 @@ async fn deadlocks_and_conflicts_forced_at_every_statement_are_tried_again_with_
     let dead = async || client.query_one("select count(*) from wh_dead_letter", &[]).await.unwrap().get::<_, i64>(0);
     eventually("all that died is written down", PATIENCE, async || dead().await == 3 * streams.len() as i64).await;
     // The first one was refused.
-    let maintained = "select case when is_called then last_value else 0 end from forced_perform_maintenance";
-    let maintained = async || client.query_one(maintained, &[]).await.unwrap().get::<_, i64>(0);
-    eventually("maintenance comes again", Duration::from_secs(150), async || maintained().await > 1).await;
+    let maintained = async || called(&client, "perform_maintenance").await > 1;
+    eventually("maintenance comes again", Duration::from_secs(150), maintained).await;
     let report = one.shutdown(Duration::from_secs(20)).await;
     assert!(report.drained, "{report:?}");
 
@@ -342,8 +356,7 @@ async fn deadlocks_and_conflicts_forced_at_every_statement_are_tried_again_with_
     assert_eq!(parked, 0);
     let mut calls = Vec::new();
     for name in &names {
-        let counter = format!("select case when is_called then last_value else 0 end from forced_{name}");
-        calls.push((name.as_str(), client.query_one(&counter, &[]).await.unwrap().get::<_, i64>(0)));
+        calls.push((name.as_str(), called(&client, name).await));
     }
     // Forced once and called again, but for those that this run may have no use for.
     let may_be_left_out = ["find_flush", "hold_instance", "inspect", "mark_dead", "queue_for_streams"];

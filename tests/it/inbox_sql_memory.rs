@@ -368,3 +368,32 @@ async fn inboxes_of_two_schemas_do_not_notice_each_other() {
     transaction.commit().await.unwrap();
     assert_eq!(mine.remember(&[id]).await, [false]);
 }
+
+/// The server refuses a row of a day for the default part when the day's own part is made between the look and the row.
+#[tokio::test]
+async fn an_id_of_today_is_remembered_while_the_part_of_today_is_made() {
+    let space = Space::new().await;
+    let (session, mut other) = (Session::new(&space).await, Session::new(&space).await);
+    let day = today();
+    let unmade = format!("drop table wh_inbox_seen_{day}; delete from wh_inbox_part where day = {day}");
+    session.client.batch_execute(&unmade).await.unwrap();
+    let making = other.client.transaction().await.unwrap();
+    let made = making.query_one("select made from wh_make_inbox_days(3)", &[]).await.unwrap();
+    assert_eq!(made.get::<_, i32>(0), 1);
+    let pid: i32 = session.client.query_one("select pg_backend_pid()", &[]).await.unwrap().get(0);
+    let id = id_of(day, 1);
+    let watch = space.schema.client().await;
+    let make = async {
+        eventually("it waits for the parts", Duration::from_secs(60), || async {
+            let sql = "select exists (select from pg_locks where pid = $1 and not granted)";
+            watch.query_one(sql, &[&pid]).await.unwrap().get(0)
+        })
+        .await;
+        making.commit().await.unwrap();
+    };
+    let ids = [id];
+    let (new, ()) = tokio::join!(session.remember(&ids), make);
+    assert_eq!(new, [true]);
+    assert_eq!(session.parts_of(id).await, day.to_string(), "where whoever looks for it looks");
+    assert_eq!(other.remember(&ids).await, [false]);
+}

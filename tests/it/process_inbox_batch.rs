@@ -339,3 +339,26 @@ async fn what_is_out_of_its_range_is_refused_by_name_and_neighbours_of_nothing_a
     worker.client.batch_execute("rollback").await.unwrap();
     assert_eq!((worker.count("wh_inbox").await, worker.count("wh_inbox_seen").await), (0, 0));
 }
+
+/// What an operator gives back before what is in hand is not in hand.
+#[tokio::test]
+async fn a_lane_goes_on_when_what_was_handed_is_decided_with_what_was_given_back_meanwhile() {
+    let space = Space::new().await;
+    with_effects(&space).await;
+    let worker = Worker::new(&space).await;
+    let [stream, first, second, third] = ids();
+    worker.receive(&[(first, Some(stream))]).await;
+    assert_eq!(worker.claim().await, texts(&[first]));
+    assert_eq!(worker.fail(first, 4, "").await.failed, 1);
+    worker.receive(&[(second, Some(stream)), (third, Some(stream))]).await;
+    assert_eq!(worker.claim().await, texts(&[second, third]));
+    let retry = "select retried from retry_inbox_dead_letters(true, p_dry_run => false)";
+    assert_eq!(worker.client.query_one(retry, &[]).await.unwrap().get::<_, i32>(0), 1);
+    assert_eq!(worker.claim().await, texts(&[]), "the lane is in hand");
+    worker.handle(second).await.unwrap();
+    assert_eq!(worker.claim().await, texts(&[]), "as long as one of it is");
+    worker.handle(third).await.unwrap();
+    assert_eq!(worker.claim().await, texts(&[first]), "and no longer: its lease is not waited for");
+    worker.handle(first).await.unwrap();
+    assert_eq!(worker.count("wh_inbox_parked").await, 0);
+}

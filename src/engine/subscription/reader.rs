@@ -29,6 +29,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 const SUMMARIZE_EVERY: Duration = Duration::from_millis(25);
 /// How often a place that is not written by its consumers is written down, at most.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
+/// A leave that met a conflict is tried again after this.
+const LEAVE_AGAIN: Duration = Duration::from_millis(20);
 /// The lag that is a metric ends here.
 const LAG_EVENTS_MAX: i32 = 10_000;
 
@@ -449,14 +451,24 @@ impl ReaderMain {
         self.within(self.statements.measure(&session.client, &self.name, 1_000_000)).await
     }
 
-    /// An orderly end. What cannot be written is read again by whoever comes.
+    /// An orderly end. What cannot be written is read again by whoever comes; others wait for what is not released until
+    /// they see the connection's end, so a conflict is tried again, for as long as one call may take.
     async fn leave(&self, session: &mut Session) {
         session.settle_unasked();
-        let left = async {
-            self.write(session).await?;
-            self.within(self.statements.leave(&session.client, session.member)).await
+        let until = Instant::now() + self.call_timeout;
+        let left = loop {
+            let left = async {
+                self.write(session).await?;
+                self.within(self.statements.leave(&session.client, session.member)).await
+            };
+            match left.await {
+                Err(StoreError::Transient { .. }) if Instant::now() + LEAVE_AGAIN < until => {
+                    tokio::time::sleep(LEAVE_AGAIN).await;
+                }
+                left => break left,
+            }
         };
-        if let Err(error) = left.await {
+        if let Err(error) = left {
             tracing::warn!(subscription = self.name, %error, "it leaves without a word: its connection's end tells");
         }
     }
