@@ -114,6 +114,7 @@ $$;
 CREATE FUNCTION corelane.begin_inbox(p_consumer smallint, p_message_ids uuid[], p_lane_ids uuid[], p_held_lanes uuid[] DEFAULT '{}'::uuid[], p_unlock_lanes uuid[] DEFAULT '{}'::uuid[], p_days integer[] DEFAULT NULL::integer[]) RETURNS smallint[]
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_count constant int4 := cardinality(p_message_ids);
@@ -348,6 +349,7 @@ CREATE FUNCTION corelane.claim_inbox(p_consumer smallint, p_partitions integer[]
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 declare
@@ -1841,6 +1843,7 @@ CREATE FUNCTION corelane.process_inbox_batch(p_worker uuid, p_consumer smallint,
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 declare
@@ -2760,6 +2763,7 @@ CREATE FUNCTION corelane.remember_inbox(p_consumer smallint, p_message_ids uuid[
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_today constant int4 := extract(epoch from clock_timestamp())::int8 / 86400;
@@ -4286,6 +4290,7 @@ CREATE FUNCTION corelane.wh_decide_inbox(p_worker uuid, p_consumer smallint, p_c
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_reported constant uuid[] := coalesce(p_completions, '{}') || coalesce(p_failures, '{}') || coalesce(p_renewals, '{}');
@@ -5006,6 +5011,7 @@ CREATE FUNCTION corelane.wh_lease_inbox(p_worker uuid, p_consumer smallint, p_le
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -5709,6 +5715,7 @@ CREATE FUNCTION corelane.wh_receive_inbox(p_consumer smallint, p_messages uuid[]
     LANGUAGE plpgsql
     SET search_path TO 'corelane', 'pg_temp'
     SET enable_seqscan TO 'off'
+    SET jit TO 'off'
     AS $$
 declare
     v_lanes uuid[];

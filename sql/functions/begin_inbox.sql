@@ -24,6 +24,7 @@ create or replace function @schema@.begin_inbox(
 returns int2[]
 language plpgsql volatile
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_count constant int4 := cardinality(p_message_ids);

@@ -51,6 +51,7 @@ returns table (
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare

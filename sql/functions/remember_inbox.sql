@@ -19,6 +19,7 @@ returns bool[]
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_today constant int4 := extract(epoch from clock_timestamp())::int8 / 86400;

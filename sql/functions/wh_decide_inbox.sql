@@ -12,6 +12,7 @@ create or replace function @schema@.wh_decide_inbox(
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_reported constant uuid[] := coalesce(p_completions, '{}') || coalesce(p_failures, '{}') || coalesce(p_renewals, '{}');

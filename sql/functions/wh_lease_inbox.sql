@@ -11,6 +11,7 @@ create or replace function @schema@.wh_lease_inbox(
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();

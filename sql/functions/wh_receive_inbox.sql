@@ -11,6 +11,7 @@ returns int2[]
 language plpgsql volatile
 set search_path = @schema@, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_lanes uuid[];

@@ -31,11 +31,13 @@ async fn give_back(client: &Client, over: &AtomicBool) {
 }
 
 /// A worker without a session: each call says what it has handled, fails some for good, and brings new ones of all streams,
-/// the streams from either end. Its messages die once, in the hands of whoever has them.
-async fn work(client: &Client, consumer: i16, fed: &AtomicBool, over: &AtomicBool) {
+/// the streams from either end. Its messages die once, in the hands of whoever has them. Answers how many it has stored (of streams
+/// that are busy it may not), and how many it has handled.
+async fn work(client: &Client, consumer: i16, fed: &AtomicBool, over: &AtomicBool) -> (usize, usize) {
+    let (mut stored, mut handled) = (0, 0);
     let (worker, mut in_hand, mut calls): (Uuid, Vec<Uuid>, usize) = (Uuid::now_v7(), Vec::new(), 0);
     let mut failed: HashMap<Uuid, ()> = HashMap::new();
-    let sql = "select source, message_id from process_inbox_batch($1, $2, p_completions => $3, p_failures => $4,
+    let sql = "select source, message_id, state, completed from process_inbox_batch($1, $2, p_completions => $3, p_failures => $4,
         p_failure_reasons => array_fill(4, array[cardinality($4::uuid[])]), p_new_messages => $5, p_new_stream_ids => $6,
         p_new_types => array_fill('test.order'::text, array[cardinality($5::uuid[])]),
         p_new_payloads => array_fill('\\x77'::bytea, array[cardinality($5::uuid[])]), p_new_source => 'orders',
@@ -53,6 +55,9 @@ async fn work(client: &Client, consumer: i16, fed: &AtomicBool, over: &AtomicBoo
             Ok(rows) => {
                 calls += 1;
                 failed.extend(fails.into_iter().map(|id| (id, ())));
+                let call = rows.iter().find(|row| row.get::<_, &str>(0) == "call").unwrap();
+                handled += usize::try_from(call.get::<_, i32>(3)).unwrap();
+                stored += rows.iter().filter(|row| row.get::<_, Option<i16>>(2) == Some(0)).count();
                 let handed = rows.iter().filter(|row| row.get::<_, &str>(0) == "inbox");
                 in_hand = handed.map(|row| row.get(1)).collect();
             }
@@ -62,6 +67,7 @@ async fn work(client: &Client, consumer: i16, fed: &AtomicBool, over: &AtomicBoo
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
+    (stored, handled)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,13 +118,16 @@ async fn a_commit_and_an_operator_who_gives_dead_letters_back_meet_over_no_two_l
         .await;
         over.store(true, Ordering::SeqCst);
     };
-    tokio::join!(give_back(&operator, &over), give_back(&other, &over), work(&client, number, &fed, &over), feed);
+    let working = work(&client, number, &fed, &over);
+    let ((), (), (stored, handled), ()) =
+        tokio::join!(give_back(&operator, &over), give_back(&other, &over), working, feed);
     engine.shutdown(Duration::from_secs(10)).await;
     let log = std::fs::read_to_string(cluster.log_path()).unwrap();
     let deadlocks: Vec<&str> = log.lines().filter(|line| line.contains("deadlock")).collect();
     assert_eq!(deadlocks, [""; 0]);
     let effects: i64 = watch.query_one("select count(distinct message) from effect", &[]).await.unwrap().get(0);
-    assert!(effects >= i64::try_from(ROUNDS).unwrap() * STREAMS as i64, "{effects}");
+    let stored = stored + ROUNDS * STREAMS as usize;
+    assert_eq!(usize::try_from(effects).unwrap() + handled, stored, "each once: {effects} here, {handled} there");
     assert_eq!(inbox.count("wh_inbox_parked").await, 0, "every lane is free");
 }
 

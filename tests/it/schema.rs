@@ -81,6 +81,17 @@ fn every_function_says_what_goes_in_and_out_what_it_locks_and_costs() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Without sequential scans a plan that reads a table of one row is taken for one that costs 10^10, and the server compiles
+/// it: 0.5 s a statement.
+#[test]
+fn what_forbids_sequential_scans_forbids_compiled_plans_too() {
+    let says = |text: &str, what: &str| text.lines().any(|line| line == what);
+    let forbidding: Vec<_> = FUNCTIONS.iter().filter(|file| says(file.text, "set enable_seqscan = off")).collect();
+    let compiled: Vec<_> =
+        forbidding.iter().filter(|file| !says(file.text, "set jit = off")).map(|of| of.name).collect();
+    assert!(forbidding.len() > 20 && compiled.is_empty(), "{compiled:?}");
+}
+
 #[tokio::test]
 async fn two_schemas_of_one_database_do_not_notice_each_other() {
     let (one, other) = (Space::new().await, Space::new().await);
