@@ -48,6 +48,6 @@ pub const LEASE_TTL_MS: (u64, u64) = (1_000, 600_000);
 /// after so long, and the time of one handler. Long enough for hundreds of short ones.
 pub const INBOX_TRANSACTION_MS: u64 = 1_000;
 
-/// How long a flush may wait for the lock of one stream that others queue for without a pause, in milliseconds; a
-/// twentieth of it where nobody else waits.
-pub const STREAM_PATIENCE_MS: u64 = 250;
+/// How long a flush may wait for the lock of one stream that others queue for without a pause, in milliseconds, at first
+/// and where their queue has been longer than that; a twentieth of it where nobody else waits.
+pub const STREAM_PATIENCE_MS: (u64, u64) = (250, 2_000);

@@ -157,8 +157,10 @@ pub struct StoreRequest<'a> {
     pub partitions: &'a [u32],
     /// Partitions that this shard holds, ascending: references of others go into a log row that is not owned.
     pub held: &'a [u32],
-    /// Streams (by index) whose locks are waited for, [`crate::limits::STREAM_PATIENCE_MS`] each at most. Usually none.
+    /// Streams (by index) whose locks are waited for. Usually none.
     pub patient: &'a [u32],
+    /// How long each of those locks, in milliseconds: [`crate::limits::STREAM_PATIENCE_MS`].
+    pub patience_ms: u64,
 }
 
 /// A stream's last numbers before the flush, as the database saw them under its lock.

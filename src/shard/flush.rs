@@ -81,7 +81,7 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
         };
         let mut columns = FlushColumns::default();
         let mut expectations = Expectations::default();
-        let mut starved = Starved::default();
+        let mut starved = Starved::new(self.call_timeout_us / 1_000);
         let mut units_max = usize::MAX;
         let mut busy_wait_us = BUSY_RETRY_US.0;
         let mut recall_at: Option<Tick> = None;
@@ -297,10 +297,12 @@ impl<R: Runtime, S: Store, P: Publisher> Shard<R, S, P> {
             partitions: &columns.partitions,
             held: &held,
             patient: &patient,
+            patience_ms: starved.patience_ms(),
         };
         let mut answer = self.within_deadline(self.store.store_shard_messages(&request)).await;
         if !patient.is_empty() {
-            starved.waited(sent, self.runtime.now());
+            let in_vain = matches!(&answer, Ok(StoreReply::Busy { .. }));
+            starved.waited(sent, self.runtime.now(), in_vain);
         }
         let mut unknown = None;
         if let Err(StoreError::ConnectionLost(reason)) = answer {

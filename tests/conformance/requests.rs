@@ -229,6 +229,7 @@ impl Flush {
             partitions: &self.partitions,
             held: &self.held,
             patient: &[],
+            patience_ms: 0,
         }
     }
 }

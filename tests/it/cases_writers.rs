@@ -104,15 +104,15 @@ async fn foreign_writers_that_leave_no_gap_do_not_starve_the_owner() {
     let engine = start(&config(&schema), &sink).await;
     let (stream, over) = (Uuid::now_v7(), Arc::new(AtomicBool::new(false)));
     let mut callers = tokio::task::JoinSet::new();
-    // Few enough that a turn of them is over well within what a flush waits, also where a commit takes long.
-    for _ in 0..4 {
+    // Their queue is longer than the first wait of the owner's flush.
+    for _ in 0..12 {
         let (mut client, over) = (schema.client().await, over.clone());
         callers.spawn(async move {
             let mut stored = 0;
             while !over.load(Ordering::SeqCst) {
                 let transaction = client.transaction().await.unwrap();
                 call(&transaction, &[message(stream, "plain")]).await.expect("stored");
-                transaction.execute("select pg_sleep(0.002)", &[]).await.unwrap();
+                transaction.execute("select pg_sleep(0.01)", &[]).await.unwrap();
                 transaction.commit().await.unwrap();
                 stored += 1;
             }
@@ -122,7 +122,7 @@ async fn foreign_writers_that_leave_no_gap_do_not_starve_the_owner() {
     let watch = schema.client().await;
     eventually("they queue", PATIENCE, async || {
         let sql = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
-        watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 1
+        watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 6
     })
     .await;
     for _ in 0..5 {

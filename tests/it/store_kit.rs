@@ -256,6 +256,7 @@ impl Owner {
             partitions: &partitions,
             held: &self.held(),
             patient: &[],
+            patience_ms: 0,
         };
         let reply = self.store.store_shard_messages(&request).await?;
         if let StoreReply::Stored(stored) = &reply {

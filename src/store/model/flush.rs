@@ -15,7 +15,7 @@ use super::find::{find, find_duplicates};
 use super::locks::Key;
 use super::transaction::Tx;
 use crate::batch::{DestinationId, Rows};
-use crate::limits::{STREAM_LOCKS_MAX, STREAM_PATIENCE_MS};
+use crate::limits::STREAM_LOCKS_MAX;
 use crate::plan::mutants::{self, Mutant};
 use crate::plan::snapshot::Snapshot;
 use crate::seam::store::{
@@ -50,6 +50,7 @@ struct Request {
     partitions: Vec<u32>,
     held: Vec<u32>,
     patient: Vec<usize>,
+    patience_ms: u64,
 }
 
 impl Request {
@@ -77,6 +78,7 @@ impl Request {
             partitions: request.partitions.to_vec(),
             held: request.held.to_vec(),
             patient: request.patient.iter().map(|at| *at as usize).collect(),
+            patience_ms: request.patience_ms,
         }
     }
 }
@@ -183,7 +185,7 @@ async fn queue_for_streams(tx: &Tx, request: &Request) -> Result<(), StoreError>
     let partitions: BTreeSet<u32> = streams.iter().map(|stream| stream.partition).collect();
     let partitions = partitions.into_iter().map(|partition| (Key::Partition(partition), false));
     for (key, exclusive) in partitions.chain(streams.iter().map(|stream| (stream_key(stream.id), true))) {
-        if !tx.lock_within(key, exclusive, STREAM_PATIENCE_MS).await? {
+        if !tx.lock_within(key, exclusive, request.patience_ms).await? {
             break;
         }
     }

@@ -9,7 +9,6 @@ use super::log::LogRows;
 use super::send::{Connection, Sql, only, takes};
 use crate::batch::{Rows, Span, is_scheduled};
 use crate::ids::Epoch;
-use crate::limits::STREAM_PATIENCE_MS;
 use crate::seam::store::{LastNumbers, Origin, StoreError, StoreReply, StoreRequest, Stored};
 use crate::store::columns::{self, Batches, put_bytes, put_i16, put_i32, put_i64, put_null, put_uuid};
 use crate::store::sqlstate::number_taken;
@@ -190,7 +189,7 @@ pub(super) async fn store(
     let patient = request.patient.iter().map(|at| *at as usize);
     let streams: Vec<Uuid> = patient.clone().map(|at| request.stream_id[at]).collect();
     let stream_partitions: Vec<i32> = patient.map(|at| request.stream_partition[at] as i32).collect();
-    let patience_ms = STREAM_PATIENCE_MS as i32;
+    let patience_ms = request.patience_ms as i32;
     let parameters: [&(dyn ToSql + Sync); 38] = [
         &incarnation,
         &shard,
