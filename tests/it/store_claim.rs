@@ -354,28 +354,33 @@ async fn a_page_of_a_long_backlog_touches_few_pages() {
     }
     let held: Vec<i32> = owner.held().iter().map(|p| *p as i32).collect();
     let (page, at) = position.page.clone().unwrap();
-    let plan = client
-        .query(
-            "explain (analyze, buffers, timing off, costs off)
-             select * from claim_work($1, 0::int2, 0, '{}', $2, $3, $4, 0, 0, $5, $6, '{}', 100, 4096)",
-            &[
-                &owner.incarnation.number,
-                &(page.xmax() as i64),
-                &page.listed().iter().map(|xid| *xid as i64).collect::<Vec<_>>(),
-                &at,
-                &position.range.page_ceiling,
-                &held,
-            ],
-        )
-        .await
-        .unwrap();
-    let lines: Vec<&str> = plan.iter().map(|row| row.get(0)).collect();
-    let line = lines.iter().find(|line| line.trim().starts_with("Buffers: shared")).unwrap();
-    let counts = line.split(' ').filter_map(|word| word.split_once('='));
-    let buffers: u64 =
-        counts.filter(|(kind, _)| ["hit", "read"].contains(kind)).map(|(_, n)| n.parse::<u64>().unwrap()).sum();
-    eprintln!("BUFFERS {buffers}");
-    assert!(buffers < 4_000, "{buffers} buffers for a page of 100: {lines:#?}");
+    // A session's first call reads the catalogue as well, and so does one that another test's tables came between: what is
+    // asked for is what the page costs.
+    let mut least = u64::MAX;
+    for _ in 0..3 {
+        let plan = client
+            .query(
+                "explain (analyze, buffers, timing off, costs off)
+                 select * from claim_work($1, 0::int2, 0, '{}', $2, $3, $4, 0, 0, $5, $6, '{}', 100, 4096)",
+                &[
+                    &owner.incarnation.number,
+                    &(page.xmax() as i64),
+                    &page.listed().iter().map(|xid| *xid as i64).collect::<Vec<_>>(),
+                    &at,
+                    &position.range.page_ceiling,
+                    &held,
+                ],
+            )
+            .await
+            .unwrap();
+        let lines: Vec<&str> = plan.iter().map(|row| row.get(0)).collect();
+        let line = lines.iter().find(|line| line.trim().starts_with("Buffers: shared")).unwrap();
+        let counts = line.split(' ').filter_map(|word| word.split_once('='));
+        let buffers: u64 =
+            counts.filter(|(kind, _)| ["hit", "read"].contains(kind)).map(|(_, n)| n.parse::<u64>().unwrap()).sum();
+        least = least.min(buffers);
+    }
+    assert!(least < 2_000, "{least} buffers for a page of 100");
 }
 
 #[tokio::test]
