@@ -2,9 +2,7 @@
 //!
 //! Implementations: `store::postgres`, and `store::model` (in memory, for simulation only). Not meant for users: it
 //! changes with the engine. One method here = one file in `sql/functions` = its test; one name differs: `load` calls
-//! `load_shard.sql`. (`store_outbox_messages.sql` is the door for callers in any language, and no method here.)
-//!
-//! Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
+//! `load_shard.sql`. Every answer that a shard acts on carries the [`Epoch`] of the server that gave it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -159,7 +157,7 @@ pub struct StoreRequest<'a> {
     pub held: &'a [u32],
     /// Streams (by index) whose locks are waited for. Usually none.
     pub patient: &'a [u32],
-    /// How long each of those locks, in milliseconds: [`crate::limits::STREAM_PATIENCE_MS`].
+    /// How long for each, in milliseconds.
     pub patience_ms: u64,
 }
 
